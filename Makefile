@@ -1,0 +1,50 @@
+# The two commands of a newcomer are `make train` and `make test`.
+VENV ?= .venv
+PYTHON ?= python3
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
+PROTO_VENV = $(VENV)-proto
+
+.PHONY: help install train test lint format proto clean
+
+help:  ## Lists the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+install: $(VENV)/.installed  ## Creates the environment (VENV=path) and installs hetero-rl with the CPU backend.
+
+$(VENV)/.installed: pyproject.toml constraints.txt backends/cpu/pyproject.toml
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer]' --editable backends/cpu
+	touch $@
+
+train: install  ## Trains the quickstart: a hub, a worker and the trainer on this machine.
+	$(VENV)/bin/hetero-rl train configs/quickstart.toml
+
+$(VENV)/.installed-test: $(VENV)/.installed constraints-test.txt
+	$(PIP) install --quiet --constraint constraints.txt --requirement constraints-test.txt
+	touch $@
+
+# The code generator lives apart: the oldest grpcio-tools that every target image can load needs an old protobuf.
+$(PROTO_VENV)/.installed: constraints-proto.txt
+	test -x $(PROTO_VENV)/bin/python || $(PYTHON) -m venv $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --requirement constraints-proto.txt
+	touch $@
+
+test: $(VENV)/.installed-test $(PROTO_VENV)/.installed  ## Installs what the tests need and runs them.
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.installed-test  ## Style, types and protocol rules.
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	cd proto && ../$(VENV)/bin/buf lint && ../$(VENV)/bin/buf format --diff --exit-code
+
+format: $(VENV)/.installed-test  ## Formats code and protocol files.
+	$(VENV)/bin/ruff check --fix-only .
+	$(VENV)/bin/ruff format .
+	cd proto && ../$(VENV)/bin/buf format --write
+
+proto: $(PROTO_VENV)/.installed  ## Regenerates hetero_rl/v1 from proto/.
+	$(PROTO_VENV)/bin/python proto/generate.py hetero_rl/v1
+
+clean:  ## Removes environments and caches, never runs.
+	rm -rf $(VENV) $(PROTO_VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,5 @@
+"""One validated tree of settings: TOML, `--set key=value`, unknown keys refused. Imports neither torch nor grpc."""
+
+from hetero_rl.config.tree import Config
+
+__all__ = ["Config"]

@@ -1,0 +1,307 @@
+"""The one validated tree of settings. Imports neither torch nor grpc.
+
+Every field has a bound where one exists and a sentence; an unknown key is refused with the nearest name
+(`hetero_rl.config.load`). `hetero-rl config show` prints the resolved tree.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "EstimatorConfig",
+    "EvaluationConfig",
+    "HubConfig",
+    "InferenceConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "SecurityConfig",
+    "StalenessConfig",
+    "StarterConfig",
+    "TaskConfig",
+    "TrainerConfig",
+    "WeightsConfig",
+    "WorkerConfig",
+]
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, defaults checked like input."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
+    )
+
+
+class RunConfig(Section):
+    """The run as a whole."""
+
+    dir: Path = Path("runs/default")
+    """Directory of everything the run keeps."""
+    name: Name = "default"
+    """Identity of the run in the protocol and in reports."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of data order, initialisation and sampling."""
+    steps: int = Field(100, ge=1)
+    """Optimizer steps to make."""
+
+
+class StarterConfig(Section):
+    """A small model made on the spot when `model.path` is "starter": a fixture to see the job run, not a model to use."""
+
+    hidden_size: int = Field(128, ge=16)
+    num_layers: int = Field(4, ge=1)
+    num_heads: int = Field(4, ge=1)
+    intermediate_size: int = Field(512, ge=16)
+    supervised_steps: int = Field(400, ge=0)
+    """Steps of supervised training on the task's own solutions before reinforcement starts."""
+    supervised_batch_size: int = Field(128, ge=1)
+    learning_rate: float = Field(2e-3, gt=0)
+    cache_dir: Path | None = None
+    """Where made models are kept by content; None is the user's cache directory."""
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    path: str = "starter"
+    """Directory of a Hugging Face causal language model in safetensors, or "starter"."""
+    starter: StarterConfig = StarterConfig()
+    """The model made when path is "starter"."""
+    attention: Literal["eager", "sdpa"] = "sdpa"
+    """Attention implementation of the trainer."""
+
+
+class TaskConfig(Section):
+    """Prompts and rewards."""
+
+    name: str = "reasoning-gym"
+    """Kind of task: "reasoning-gym" or "jsonl"."""
+    dataset: str = "chain_sum"
+    """reasoning-gym: name of the task."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """reasoning-gym: settings of the task, as its own documentation names them."""
+    path: Path | None = None
+    """jsonl: file of one {"prompt": ..., "answer": ...} object per line."""
+    prompt_template: str = "{question}"
+    """How a question becomes a prompt; {question} is replaced. Models with a chat template get it as the user turn."""
+    chat_template: bool = False
+    """Whether the tokenizer's chat template wraps the prompt."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Longer prompts are refused at start."""
+    grading_timeout: float = Field(5.0, gt=0)
+    """Seconds that the grader may take for one completion; over it the reward is 0."""
+    grading_processes: int = Field(1, ge=1)
+    """Grader processes."""
+    held_out_fraction: float = Field(0.1, gt=0, lt=1)
+    """jsonl: share of the lines kept for evaluation. reasoning-gym draws held-out items from a seed of its own."""
+
+
+class SamplingConfig(Section):
+    """How training completions are sampled. Anything but 1, 1, 0 needs workers that report the processed distribution."""
+
+    max_new_tokens: int = Field(32, ge=1)
+    temperature: float = Field(1.0, gt=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation by the workers that serve the policy."""
+
+    every: int = Field(10, ge=0)
+    """Steps between evaluations; 0 evaluates only before the first and after the last step."""
+    prompts: int = Field(128, ge=1)
+    """Held-out prompts per evaluation."""
+    temperature: float = Field(0.0, ge=0, le=2)
+    """0 is greedy."""
+
+
+class StalenessConfig(Section):
+    """How far behind the trainer a sample's weights may be."""
+
+    max_lag: int = Field(2, ge=0)
+    """Largest lag in optimizer steps; 0 alternates generation and training."""
+
+
+class EstimatorConfig(Section):
+    """The off-policy estimator."""
+
+    name: str = "vespo"
+    """Preset; `hetero-rl estimators` lists them."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Constants that replace the preset's own."""
+    recompute_old_log_probs: Literal["never", "sampled", "always"] = "never"
+    """Whether log pi_old is recomputed, to split the importance ratio into chip and staleness exactly."""
+
+
+class OptimizerConfig(Section):
+    """AdamW on float32 master weights."""
+
+    learning_rate: float = Field(1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up; constant afterwards."""
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_in_range(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must lie in [0, 1), got {betas}")
+        return betas
+
+
+class TrainerConfig(Section):
+    """The optimizer step."""
+
+    groups_per_step: int = Field(16, ge=1)
+    """Prompt groups per optimizer step."""
+    group_size: int = Field(8, ge=1)
+    """Completions per prompt."""
+    tokens_per_micro_batch: int = Field(8192, ge=1)
+    """Prompt and completion tokens, padding included, of one forward and backward pass."""
+    device: str = "auto"
+    """Where the trainer computes: "auto", "cpu" or a torch device such as "cuda:0"."""
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Data type of forward and backward; master weights stay float32."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of the trainer; 0 leaves torch's choice."""
+    prefetch_groups: int = Field(0, ge=0)
+    """Prompt groups kept queued ahead at the hub; 0 derives it from the batch and max_lag."""
+
+
+class WeightsConfig(Section):
+    """What is published to the workers."""
+
+    serving_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Data type of the published copy."""
+    publish_every: int = Field(1, ge=1)
+    """Steps between published versions."""
+    probe_sequences: int = Field(4, ge=0)
+    """Sequences of the probe card; 0 publishes none."""
+    probe_tokens: int = Field(32, ge=2)
+    """Tokens of each probe sequence."""
+    probe_tolerance: float = Field(0.1, gt=0)
+    """Mean absolute log-probability difference above which a worker is quarantined."""
+
+
+class CheckpointConfig(Section):
+    """Durable state of the trainer."""
+
+    every: int = Field(20, ge=1)
+    """Steps between checkpoints; the last step is always kept."""
+    keep: int = Field(2, ge=2)
+    """Valid checkpoints kept."""
+    max_failures: int = Field(3, ge=1)
+    """Checkpoints in a row that may fail, on a full disk for example, before the run stops."""
+
+
+class HubConfig(Section):
+    """The hub and its limits."""
+
+    address: str | None = None
+    """host:port of a running hub; None starts one on loopback."""
+    listen: str = "127.0.0.1:0"
+    """Address a started hub listens on; port 0 picks a free one."""
+    lease_seconds: float = Field(60.0, gt=0)
+    """How long a lease lasts without a heartbeat."""
+    heartbeat_seconds: float = Field(5.0, gt=0)
+    missed_heartbeats: int = Field(3, ge=1)
+    """Heartbeats missed before a worker is declared dead."""
+    max_message_bytes: int = Field(8 * 2**20, ge=2**16, le=2**30)
+    """Largest message either way."""
+    retained_sequences: int = Field(4096, ge=0)
+    """Size of the reservoir sample of sequences whose token columns are kept for the audit."""
+
+
+class WorkerConfig(Section):
+    """One inference worker."""
+
+    max_concurrent_sequences: int = Field(128, ge=1)
+    """Sequences decoded at once."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of the engine; 0 leaves torch's choice."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "float32"
+    """Data type of weights and activations in the engine."""
+    weight_update: Literal["in_flight", "drain"] = "in_flight"
+    """Load new weights between two tokens, or after running completions end."""
+    model_path: str | None = None
+    """Own model directory; None takes the files from the hub."""
+
+
+class InferenceConfig(Section):
+    """Where completions are generated."""
+
+    backends: tuple[Name, ...] = ("cpu",)
+    """Backends, as `--infer-backend` names them."""
+    workers: int = Field(1, ge=0)
+    """Workers of each backend to start on this host; 0 waits for remote ones."""
+    worker: WorkerConfig = WorkerConfig()
+    """Settings of the workers started here."""
+    start_timeout: float = Field(300.0, gt=0)
+    """Seconds to wait for the first worker."""
+
+
+class SecurityConfig(Section):
+    """Transport security. All three paths or none."""
+
+    certificate_authority: Path | None = None
+    certificate: Path | None = None
+    private_key: Path | None = None
+    insecure: bool = False
+    """Listen on a non-loopback address without TLS. Anyone who reaches the port can then change the run."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether TLS is on."""
+        return self.certificate is not None
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> "SecurityConfig":
+        paths = (self.certificate_authority, self.certificate, self.private_key)
+        if any(paths) and not all(paths):
+            raise ValueError(
+                "give certificate_authority, certificate and private_key together, or none of them"
+            )
+        return self
+
+
+class LoggingConfig(Section):
+    """What a person sees and where metrics go."""
+
+    live: bool | None = None
+    """Live view; None shows it on a terminal."""
+    tensorboard: bool = True
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Config(Section):
+    """The whole tree."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    estimator: EstimatorConfig = EstimatorConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    weights: WeightsConfig = WeightsConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    hub: HubConfig = HubConfig()
+    inference: InferenceConfig = InferenceConfig()
+    security: SecurityConfig = SecurityConfig()
+    logging: LoggingConfig = LoggingConfig()

@@ -1,0 +1,1 @@
+"""Code generated from proto/hetero_rl/v1 by `make proto`; do not edit."""

@@ -1,0 +1,1 @@
+"""The protocol seam: frozen messages, their validation and conversion, channels and clients."""

@@ -1,0 +1,134 @@
+"""The engine seam: what a worker needs of an inference engine, whatever its vendor.
+
+An engine generates token ids with the log-probability of each under the distribution it was sampled from, scores
+given tokens, and replaces its weights in place. `tests/contract/test_engine.py` is the suite every engine passes.
+
+    lease loop ──generate()──► engine ──► completions, one await per group
+    weight loop ──load_weights()──► engine: pauses between two tokens, swaps, goes on (or drains first)
+
+All methods run on the worker's event loop; an engine that blocks does so on a thread of its own.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetero_rl.wire.columns import Float32Bytes
+from hetero_rl.wire.messages import (
+    Capabilities,
+    FinishReason,
+    GenerateWork,
+    ModelDigests,
+    NumericsRecord,
+    ScoreWork,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Completion", "CompletionSpan", "Engine", "EngineSettings"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What an engine is started with."""
+
+    model_dir: Path
+    """Hugging Face directory: configuration and tokenizer; weights may be missing and come from the hub."""
+    dtype: str
+    """Data type of weights and activations: "float32", "bfloat16" or "float16"."""
+    max_concurrent_sequences: int
+    threads: int = 0
+    """CPU threads; 0 leaves the engine's choice."""
+    drain_before_update: bool = False
+    """Whether running completions end before new weights are loaded."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompletionSpan:
+    """Tokens [start, end) of a completion, sampled by one weight version."""
+
+    start: int
+    end: int
+    weight_version: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled completion, stop token included."""
+
+    sample_index: int
+    token_ids: Sequence[int]
+    log_probs: Sequence[float] | None
+    """One for each token, float32 precision; None for greedy work."""
+    spans: tuple[CompletionSpan, ...]
+    finish_reason: FinishReason
+
+
+class Engine(ABC):
+    """An inference engine with replaceable weights.
+
+    Constraints on every implementation (the contract suite checks them):
+
+    - `generate` MUST return one completion per sample index, in that order, each of 1 to `max_new_tokens` tokens, the
+      stop token included, with log-probabilities of the distribution sampled from, finite and not above 0.
+    - `score` MUST agree with the log-probabilities that `generate` reported for the same tokens and weights.
+    - After `load_weights(v)` returned, tokens MUST come from those weights and their spans say v; loading A, B, A again
+      MUST score exactly as A did.
+    - `load_weights` MUST leave the old weights serving when it raises before it changed anything, and MUST raise
+      `EngineError` when the state is unknown.
+    - Cancelling a `generate` MUST free its place in the engine.
+    """
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Loads the model; raises EngineError naming what is missing."""
+
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this engine can do, measured at start."""
+
+    @abstractmethod
+    def numerics(self) -> NumericsRecord:
+        """What its numbers depend on."""
+
+    @abstractmethod
+    def model_digests(self) -> ModelDigests:
+        """Digests of the loaded configuration and tokenizer."""
+
+    @abstractmethod
+    async def generate(self, work: GenerateWork) -> Sequence[Completion]:
+        """Samples the completions of one lease."""
+
+    @abstractmethod
+    async def score(self, work: ScoreWork) -> Float32Bytes:
+        """Log-probabilities of given tokens: L - 1 for each sequence of L tokens, at temperature 1."""
+
+    @abstractmethod
+    async def load_weights(self, tensors: "Iterable[tuple[str, torch.Tensor]]", version: int) -> None:
+        """Replaces the weights in place; names are those of the Hugging Face checkpoint, tied tensors given once.
+
+        Running completions go on with the new weights from their next token, their caches recomputed, or end before,
+        as `EngineSettings.drain_before_update` says.
+        """
+
+    @property
+    @abstractmethod
+    def loaded_version(self) -> int:
+        """The weight version that serves now; 0 before the first `load_weights`."""
+
+    @property
+    @abstractmethod
+    def generated_tokens(self) -> int:
+        """Completion tokens generated since start."""
+
+    @property
+    @abstractmethod
+    def busy_seconds(self) -> float:
+        """Seconds spent generating since start."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends the engine; running work is cancelled."""
