@@ -33,12 +33,12 @@ def float32_column(values: Iterable[float]) -> Float32Bytes:
     return Float32Bytes(array.array("f", values).tobytes())
 
 
-def int32_view(column: bytes) -> memoryview:
+def int32_view(column: bytes) -> "memoryview[int]":
     """Reads an int32 column in place."""
     return memoryview(column).cast("i")
 
 
-def float32_view(column: bytes) -> memoryview:
+def float32_view(column: bytes) -> "memoryview[float]":
     """Reads a float32 column in place."""
     return memoryview(column).cast("f")
 
