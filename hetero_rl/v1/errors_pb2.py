@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hetero_rl/v1/errors.proto\x12\x0chetero_rl.v1\"\x9b\x01\n\x07Refusal\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.hetero_rl.v1.RefusalReason\x12\x33\n\x07\x64\x65tails\x18\x02 \x03(\x0b\x32\".hetero_rl.v1.Refusal.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xb9\x04\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12 \n\x1cREFUSAL_REASON_INVALID_FIELD\x10\x01\x12\x1c\n\x18REFUSAL_REASON_TOO_LARGE\x10\x02\x12\x1f\n\x1bREFUSAL_REASON_RUN_NOT_OPEN\x10\x03\x12\x1c\n\x18REFUSAL_REASON_WRONG_RUN\x10\x04\x12!\n\x1dREFUSAL_REASON_MODEL_MISMATCH\x10\x05\x12$\n REFUSAL_REASON_SAMPLING_CONTRACT\x10\x06\x12\x19\n\x15REFUSAL_REASON_FENCED\x10\x07\x12\x1d\n\x19REFUSAL_REASON_LEASE_LOST\x10\x08\x12\"\n\x1eREFUSAL_REASON_UNKNOWN_VERSION\x10\t\x12\x1c\n\x18REFUSAL_REASON_NOT_FOUND\x10\n\x12\x1f\n\x1bREFUSAL_REASON_STORAGE_FULL\x10\x0b\x12\x1c\n\x18REFUSAL_REASON_NO_CREDIT\x10\x0c\x12\"\n\x1eREFUSAL_REASON_DIGEST_MISMATCH\x10\r\x12\x1e\n\x1aREFUSAL_REASON_QUARANTINED\x10\x0e\x12\x1f\n\x1bREFUSAL_REASON_INCOMPATIBLE\x10\x0f\x12 \n\x1cREFUSAL_REASON_SHUTTING_DOWN\x10\x10\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hetero_rl/v1/errors.proto\x12\x0chetero_rl.v1\"\x9b\x01\n\x07Refusal\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.hetero_rl.v1.RefusalReason\x12\x33\n\x07\x64\x65tails\x18\x02 \x03(\x0b\x32\".hetero_rl.v1.Refusal.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xff\x04\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12 \n\x1cREFUSAL_REASON_INVALID_FIELD\x10\x01\x12\x1c\n\x18REFUSAL_REASON_TOO_LARGE\x10\x02\x12\x1f\n\x1bREFUSAL_REASON_RUN_NOT_OPEN\x10\x03\x12\x1c\n\x18REFUSAL_REASON_WRONG_RUN\x10\x04\x12!\n\x1dREFUSAL_REASON_MODEL_MISMATCH\x10\x05\x12$\n REFUSAL_REASON_SAMPLING_CONTRACT\x10\x06\x12\x19\n\x15REFUSAL_REASON_FENCED\x10\x07\x12\x1d\n\x19REFUSAL_REASON_LEASE_LOST\x10\x08\x12\"\n\x1eREFUSAL_REASON_UNKNOWN_VERSION\x10\t\x12\x1c\n\x18REFUSAL_REASON_NOT_FOUND\x10\n\x12\x1f\n\x1bREFUSAL_REASON_STORAGE_FULL\x10\x0b\x12\x1c\n\x18REFUSAL_REASON_NO_CREDIT\x10\x0c\x12\"\n\x1eREFUSAL_REASON_DIGEST_MISMATCH\x10\r\x12\x1e\n\x1aREFUSAL_REASON_QUARANTINED\x10\x0e\x12\x1f\n\x1bREFUSAL_REASON_INCOMPATIBLE\x10\x0f\x12 \n\x1cREFUSAL_REASON_SHUTTING_DOWN\x10\x10\x12!\n\x1dREFUSAL_REASON_STORAGE_FAILED\x10\x11\x12!\n\x1dREFUSAL_REASON_NOT_AUTHORIZED\x10\x12\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,7 +24,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REFUSAL_DETAILSENTRY']._loaded_options = None
   _globals['_REFUSAL_DETAILSENTRY']._serialized_options = b'8\001'
   _globals['_REFUSALREASON']._serialized_start=202
-  _globals['_REFUSALREASON']._serialized_end=771
+  _globals['_REFUSALREASON']._serialized_end=841
   _globals['_REFUSAL']._serialized_start=44
   _globals['_REFUSAL']._serialized_end=199
   _globals['_REFUSAL_DETAILSENTRY']._serialized_start=153

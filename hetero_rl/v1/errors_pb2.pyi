@@ -25,6 +25,8 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_QUARANTINED: _ClassVar[RefusalReason]
     REFUSAL_REASON_INCOMPATIBLE: _ClassVar[RefusalReason]
     REFUSAL_REASON_SHUTTING_DOWN: _ClassVar[RefusalReason]
+    REFUSAL_REASON_STORAGE_FAILED: _ClassVar[RefusalReason]
+    REFUSAL_REASON_NOT_AUTHORIZED: _ClassVar[RefusalReason]
 REFUSAL_REASON_UNSPECIFIED: RefusalReason
 REFUSAL_REASON_INVALID_FIELD: RefusalReason
 REFUSAL_REASON_TOO_LARGE: RefusalReason
@@ -42,6 +44,8 @@ REFUSAL_REASON_DIGEST_MISMATCH: RefusalReason
 REFUSAL_REASON_QUARANTINED: RefusalReason
 REFUSAL_REASON_INCOMPATIBLE: RefusalReason
 REFUSAL_REASON_SHUTTING_DOWN: RefusalReason
+REFUSAL_REASON_STORAGE_FAILED: RefusalReason
+REFUSAL_REASON_NOT_AUTHORIZED: RefusalReason
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "details")
