@@ -1,0 +1,1 @@
+"""The trainer: finished groups in, optimizer steps and weight versions out. Start reading at `loop`."""

@@ -1,0 +1,117 @@
+"""The policy that is trained: float32 master weights, computed in the data type and on the device of the settings."""
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetero_rl.errors import ConfigError
+
+__all__ = ["DATA_TYPES", "Policy", "choose_device", "load_policy"]
+
+DATA_TYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A causal language model, where it computes and in which data type.
+
+    The model stays in evaluation mode, gradients or not: dropout would make log pi differ from log mu by chance.
+    """
+
+    model: Any
+    """A Hugging Face causal language model; Any because transformers ships no usable types."""
+    device: torch.device
+    compute_dtype: torch.dtype
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids that the model has an embedding for."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Trainable parameters, each once however many names share it."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def named_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Parameters by name, each once: of tied names the first."""
+        return dict(self.model.named_parameters())
+
+    def compute(self) -> contextlib.AbstractContextManager[Any]:
+        """Context in which forward passes run: autocast, or nothing for float32."""
+        if self.compute_dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
+    def twin(self) -> "Policy":
+        """The same module over the same parameter storage, as objects of its own.
+
+        `torch.func.functional_call` on the twin never touches the module that another thread trains.
+        """
+        shared = {id(tensor): tensor for tensor in (*self.model.parameters(), *self.model.buffers())}
+        return dataclasses.replace(self, model=copy.deepcopy(self.model, shared))
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device a setting names; "auto" is the accelerator of this machine if there is one."""
+    if name != "auto":
+        try:
+            return torch.device(name)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"trainer.device is {name!r}, which torch does not know; give auto, cpu or cuda:0"
+            ) from error
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator or torch.device("cpu")
+
+
+def load_policy(
+    directory: Path, *, device: torch.device, compute_dtype: torch.dtype, attention: str = "sdpa"
+) -> Policy:
+    """Loads a Hugging Face causal language model directory in safetensors as float32 master weights.
+
+    Code that comes with a model is never run and pickled weights are never read.
+
+    Raises:
+        ConfigError: The directory is missing, has no config.json or no safetensors, or is not a causal language model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _check_directory(directory)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except (ValueError, OSError, KeyError) as error:
+        raise ConfigError(
+            f"model.path {str(directory)!r} cannot be loaded as a causal language model: {error}"
+        ) from error
+    return Policy(model=model.to(device).eval(), device=device, compute_dtype=compute_dtype)
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise ConfigError(
+            f"model.path {str(directory)!r} is not a directory; give a Hugging Face model directory or 'starter'"
+        )
+    if not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"model.path {str(directory)!r} has no config.json; is it a Hugging Face model directory?"
+        )
+    if not any(directory.glob("*.safetensors")):
+        raise ConfigError(
+            f"model.path {str(directory)!r} has no *.safetensors; convert its weights to safetensors first"
+        )

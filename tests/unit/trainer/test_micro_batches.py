@@ -1,0 +1,39 @@
+import pytest
+
+from hetero_rl.errors import ConfigError
+from hetero_rl.trainer.micro_batches import padded_tokens, plan_micro_batches
+
+
+def test_longest_sequences_come_first_and_padding_counts_against_the_budget():
+    # 2 rows of 5 fill 10; a third row would cost 15.
+    assert plan_micro_batches([2, 5, 3, 4], 10) == ((1, 3), (2, 0))
+
+
+def test_every_sequence_is_in_exactly_one_micro_batch():
+    lengths = [7, 1, 3, 3, 8, 2, 5, 5, 1]
+
+    plan = plan_micro_batches(lengths, 8)
+
+    assert sorted(index for micro_batch in plan for index in micro_batch) == list(range(9))
+    assert all(len(part) * max(lengths[index] for index in part) <= 8 for part in plan)
+
+
+def test_equal_lengths_keep_their_order_so_that_a_plan_is_repeatable():
+    assert plan_micro_batches([3, 3, 3], 6) == ((0, 1), (2,))
+
+
+def test_one_sequence_may_fill_the_budget():
+    assert plan_micro_batches([4], 4) == ((0,),)
+
+
+def test_a_budget_below_one_sequence_is_refused_with_the_name_of_the_setting():
+    with pytest.raises(ConfigError, match=r"tokens_per_micro_batch is 4.*5 tokens"):
+        plan_micro_batches([5, 1], 4)
+
+
+def test_no_sequences_make_no_micro_batches():
+    assert plan_micro_batches([], 4) == ()
+
+
+def test_padded_tokens_are_rows_times_the_longest_row():
+    assert padded_tokens([2, 5, 3, 4], [(1, 3), (2, 0)]) == 2 * 5 + 2 * 3
