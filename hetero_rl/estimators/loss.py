@@ -1,0 +1,35 @@
+"""The surrogate loss: its gradient is the estimator's, its value means nothing across methods."""
+
+import torch
+from torch import Tensor
+
+from hetero_rl.estimators.batch import Coefficients, PreparedBatch
+
+__all__ = ["surrogate_loss"]
+
+
+def surrogate_loss(batch: PreparedBatch, coefficients: Coefficients, log_probs: Tensor) -> Tensor:
+    """-sum(coefficient * A * aggregation weight * log pi), a scalar.
+
+    The sum over the micro-batches of a step is the loss of the step: denominators are already those of the whole batch.
+
+    Args:
+        batch: The micro-batch.
+        coefficients: Its coefficients, of the same forward pass.
+        log_probs: log pi of each token [n], with gradients.
+
+    Raises:
+        ValueError: log_probs does not have one number per token.
+    """
+    if log_probs.shape != coefficients.values.shape:
+        raise ValueError(
+            f"log_probs has shape {tuple(log_probs.shape)}; {tuple(coefficients.values.shape)} is required"
+        )
+    lengths = batch.recorded.lengths
+    scale = (batch.advantages * batch.sequence_weights).to(coefficients.values.dtype)
+    factors = coefficients.values * torch.repeat_interleave(
+        scale, lengths, output_size=coefficients.values.shape[0]
+    )
+    # A token out of the loss may have log pi = -inf; 0 * -inf is not 0.
+    counted = torch.where(factors != 0, log_probs, 0.0)
+    return -(factors * counted).sum()

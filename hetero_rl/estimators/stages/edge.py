@@ -1,0 +1,80 @@
+"""The edges of the ratio between three policies, token by token.
+
+    mu ──chip──► pi_old ──staleness──► pi          log(pi/mu) = log(pi_old/mu) + log(pi/pi_old)
+    (recorded)   (recomputed)         (current)
+
+A `LogRatio` and the `Weight` made of it remember which parts of log(pi/mu) they hold. `multiply` is the only way to put
+two weights together and refuses a part that both hold, so that no part can be counted twice.
+"""
+
+import dataclasses
+import enum
+
+import torch
+from torch import Tensor
+
+__all__ = ["LOG_RATIO_BOUND", "LogRatio", "Part", "Weight", "bounded_exp", "difference", "multiply"]
+
+LOG_RATIO_BOUND = 20.0
+"""Natural logs of ratios are held within +-20 before `exp`: e^20 is far outside what any method trusts."""
+
+
+class Part(enum.Flag):
+    """What a ratio accounts for."""
+
+    CHIP = enum.auto()
+    """pi_old/mu: the same weights on another engine, chip or data type."""
+    STALENESS = enum.auto()
+    """pi/pi_old: the weights have moved on."""
+    TOTAL = CHIP | STALENESS
+    """pi/mu."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogRatio:
+    """Natural log of a ratio per token [n] or per sequence [s], and what it accounts for."""
+
+    values: Tensor
+    part: Part
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Weight:
+    """A detached weight per token [n] or per sequence [s], and what it accounts for."""
+
+    values: Tensor
+    part: Part
+
+
+def difference(numerator: Tensor, denominator: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Log-ratio of two log-probability columns, with every token that has none taken out.
+
+    Args:
+        numerator: Log-probabilities [n].
+        denominator: Log-probabilities [n].
+
+    Returns:
+        The log-ratio [n], 0 where it is not finite, and a mask [n] of the finite ones; None when all are.
+    """
+    log_ratio = numerator - denominator
+    if bool(torch.isfinite(log_ratio.sum())):
+        return log_ratio, None
+    usable = torch.isfinite(log_ratio)
+    return torch.where(usable, log_ratio, 0.0), usable
+
+
+def bounded_exp(log_values: Tensor) -> Tensor:
+    """The exponential of log-ratios held within +-`LOG_RATIO_BOUND`."""
+    return log_values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_()
+
+
+def multiply(first: Weight, second: Weight) -> Weight:
+    """Product of two weights that account for different things.
+
+    Raises:
+        ValueError: Both account for the same part of log(pi/mu), which would count it twice.
+    """
+    if first.part & second.part:
+        shared = first.part & second.part
+        raise ValueError(f"both weights account for {shared.name}: multiplying them would count it twice")
+    return Weight(first.values * second.values, first.part | second.part)
