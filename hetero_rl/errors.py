@@ -13,6 +13,7 @@ HeteroRLError
 ├── StorageError             a file, blob or journal cannot be written or trusted   (also OSError)
 │   ├── DamagedError             bytes do not match their digest or manifest
 │   └── DiskFullError            no space left; what was there before is intact
+├── LaunchError              a process started here did not come up, or could not be kept up
 ├── TrainingError            the training step cannot go on
 │   └── NonFiniteError           a loss or gradient is not finite; nothing was applied
 └── TaskError                a task is unknown, or its data or grader cannot be used
@@ -31,6 +32,7 @@ __all__ = [
     "FencedError",
     "HeteroRLError",
     "InvalidMessageError",
+    "LaunchError",
     "NonFiniteError",
     "ProtocolError",
     "RefusedError",
@@ -102,6 +104,10 @@ class DamagedError(StorageError):
 
 class DiskFullError(StorageError):
     """The disk is full; what was stored before is intact."""
+
+
+class LaunchError(HeteroRLError):
+    """A process started here did not come up, or could not be kept up."""
 
 
 class TrainingError(HeteroRLError):

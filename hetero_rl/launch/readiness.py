@@ -1,0 +1,81 @@
+"""Waiting for a process to be of use, with a bound and an error that shows its log."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hetero_rl.errors import LaunchError, ProtocolError, UnreachableError
+from hetero_rl.launch.keeper import Keeper
+from hetero_rl.launch.process import log_tail
+from hetero_rl.wire.messages import WorkerState
+from hetero_rl.wire.ports import FleetPort
+
+__all__ = ["await_first_worker", "await_hub", "start_error"]
+
+POLL_SECONDS = 0.1
+
+
+def await_hub(hub: Keeper, address_file: Path, connect: Callable[[str], FleetPort], timeout: float) -> str:
+    """The address of a started hub that answers.
+
+    Args:
+        hub: What keeps it.
+        address_file: Where it writes its address.
+        connect: Makes a client of an address.
+        timeout: Seconds to wait.
+
+    Raises:
+        LaunchError: It ended or did not answer in time; the end of its log is in the message.
+    """
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if hub.ended:
+            break
+        if (address := _read_address(address_file)) is not None and _answers(connect(address)):
+            return address
+        time.sleep(POLL_SECONDS)
+    raise start_error(hub, f"did not answer within {timeout:g} s")
+
+
+def start_error(keeper: Keeper, complaint: str) -> LaunchError:
+    """An error about a kept process with the end of its log."""
+    process = keeper.process
+    if process is None:
+        return LaunchError(f"a process {complaint}")
+    what = process.describe_exit() if keeper.ended else complaint
+    return LaunchError(
+        f"{process.spec.name} {what}. The end of {process.spec.log}:\n{log_tail(process.spec.log)}"
+    )
+
+
+def await_first_worker(fleet: FleetPort, timeout: float, cancelled: threading.Event) -> bool:
+    """Whether a worker is at work within `timeout` seconds of the run being opened; True when cancelled, too."""
+    deadline: float | None = None
+    while not cancelled.wait(POLL_SECONDS * 5):
+        try:
+            if deadline is None and fleet.run_status().run is not None:
+                deadline = time.monotonic() + timeout
+            if any(worker.state is WorkerState.ACTIVE for worker in fleet.list_workers(include_gone=False)):
+                return True
+        except ProtocolError:
+            # The hub may be on its way back; its keeper decides when that is hopeless.
+            continue
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+    return True
+
+
+def _read_address(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _answers(fleet: FleetPort) -> bool:
+    try:
+        fleet.run_status()
+    except UnreachableError:
+        return False
+    return True

@@ -1,0 +1,179 @@
+"""The processes of a run on this machine: starts them in order, keeps them running, ends them in order.
+
+hetero-rl train (this process)
+├── main thread ........ the trainer; `stop` (an event) asks it to drain
+├── keeper-hub ......... waits for the hub's end; starts it again on the same journal and address
+├── keeper-worker-* .... one for each local worker; starts it again, a bounded number of times
+└── first-worker ....... waits until a worker is at work, at most inference.start_timeout
+
+start:    hub ──► its address file and an answer ──► workers ──► (trainer opens the run) ──► first worker joins
+failure:  hub given up, no worker left, none joined in time
+              ──► on_failure(error) once ──► the caller sets `stop` ──► the trainer drains and returns
+shutdown: the trainer closed the run ──► close(): workers asked together, waited for, killed after the grace
+              ──► then the hub the same way ──► keepers joined
+we die:   kill -9 closes every lifeline: children drain and end on their own (`launch.lifeline`)
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from hetero_rl.config import Config
+from hetero_rl.errors import HeteroRLError, LaunchError, ProtocolError
+from hetero_rl.launch import plan
+from hetero_rl.launch.keeper import Keeper
+from hetero_rl.launch.process import ProcessSpec
+from hetero_rl.launch.readiness import await_first_worker, await_hub, start_error
+from hetero_rl.launch.restart import RestartPolicy
+from hetero_rl.launch.rundir import RunDirectory
+from hetero_rl.wire.messages import WorkerState
+from hetero_rl.wire.ports import FleetPort
+from hetero_rl.worker.backend import Backend
+
+__all__ = ["Supervisor"]
+
+HUB_START_SECONDS = 60.0
+WORKER_GRACE_SECONDS = 15.0
+HUB_GRACE_SECONDS = 10.0
+
+
+class Supervisor:
+    """Hub and workers of one run; a context manager that ends what it started.
+
+    Args:
+        config: The resolved settings; `run.prepare()` was called and they lie in `run.config`.
+        run: The directory of the run.
+        backends: The backends of the local workers.
+        connect: Makes a fleet client of a hub's address.
+        on_failure: Takes the one error that makes going on pointless; called on a thread of this class.
+        notify: Takes a sentence for people.
+        policy: When a process that died is started again.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        *,
+        backends: Mapping[str, Backend],
+        connect: Callable[[str], FleetPort],
+        on_failure: Callable[[HeteroRLError], None],
+        notify: Callable[[str], None],
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._backends = backends
+        self._connect = connect
+        self._on_failure = on_failure
+        self._notify = notify
+        self._policy = policy or RestartPolicy()
+        self._hub: Keeper | None = None
+        self._workers: list[Keeper] = []
+        self._first_worker: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._failed = threading.Lock()
+        self.hub_address = config.hub.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> str:
+        """Starts hub and workers; returns the hub's address. Raises LaunchError when the hub does not come up."""
+        address = self.hub_address or self._start_hub()
+        self.hub_address = address
+        fleet = self._connect(address)
+        if self._hub is None:
+            fleet.run_status()  # a hub that was given must answer before anything is started
+        for backend, name in plan.worker_names(tuple(self._backends), self._config.inference.workers):
+            self._start_worker(backend, name, address)
+        self._first_worker = threading.Thread(
+            target=self._await_first_worker, args=(fleet,), name="first-worker", daemon=True
+        )
+        self._first_worker.start()
+        return address
+
+    def close(self) -> None:
+        """Ends workers, then the hub, each within its grace; safe to call twice."""
+        self._closing.set()
+        for worker in self._workers:
+            worker.request_stop()
+        for worker in self._workers:
+            worker.close(WORKER_GRACE_SECONDS)
+        if self._hub is not None:
+            self._hub.close(HUB_GRACE_SECONDS)
+        if self._first_worker is not None:
+            self._first_worker.join()
+
+    def kill(self) -> None:
+        """Kills every process that was started here, at once."""
+        self._closing.set()
+        for keeper in (*self._workers, *filter(None, (self._hub,))):
+            keeper.kill()
+
+    def _start_hub(self) -> str:
+        self._run.hub_address.unlink(missing_ok=True)  # a hub that was killed leaves its address behind
+        hub = self._hub = self._keeper(lambda: plan.hub_spec(self._run, self.hub_address), may_leave=False)
+        hub.start()
+        return await_hub(hub, self._run.hub_address, self._connect, HUB_START_SECONDS)
+
+    def _start_worker(self, backend: str, name: str, address: str) -> None:
+        spec = plan.worker_spec(
+            self._config,
+            self._run,
+            backend=backend,
+            name=name,
+            hub=address,
+            environment=self._backends[backend].environment,
+        )
+        keeper = self._keeper(lambda: spec, may_leave=True)
+        self._workers.append(keeper)
+        keeper.start()
+
+    def _keeper(self, spec: Callable[[], ProcessSpec], *, may_leave: bool) -> Keeper:
+        return Keeper(spec, self._policy, self._notify, self._process_ended, may_leave=may_leave)
+
+    def _process_ended(self, keeper: Keeper) -> None:
+        error = start_error(keeper, "cannot be started again")
+        if keeper is self._hub:
+            if self.hub_address is not None:  # before that, start() itself reports it
+                self._fail(error)
+        elif all(worker.ended for worker in self._workers) and not self._somebody_works():
+            self._fail(error)
+        else:
+            self._notify(str(error).splitlines()[0])
+
+    def _somebody_works(self) -> bool:
+        """Whether the hub knows a worker, remote ones included, that is at work."""
+        if self.hub_address is None:
+            return False
+        with contextlib.suppress(ProtocolError):
+            workers = self._connect(self.hub_address).list_workers(include_gone=False)
+            return any(worker.state is WorkerState.ACTIVE for worker in workers)
+        return False
+
+    def _await_first_worker(self, fleet: FleetPort) -> None:
+        timeout = self._config.inference.start_timeout
+        if await_first_worker(fleet, timeout, self._closing):
+            return
+        if self._workers:
+            self._fail(start_error(self._workers[0], f"did not join the run within {timeout:g} s"))
+        else:
+            self._fail(
+                LaunchError(
+                    f"no worker joined within {timeout:g} s. Start one with: "
+                    f"hetero-rl worker --hub {self.hub_address} --infer-backend NAME"
+                )
+            )
+
+    def _fail(self, error: HeteroRLError) -> None:
+        # The first failure is the cause; what follows from it would only hide it. The lock is never given back.
+        if not self._closing.is_set() and self._failed.acquire(blocking=False):
+            self._on_failure(error)

@@ -1,0 +1,35 @@
+import stat
+
+from hetero_rl.launch.rundir import RunDirectory, write_private
+
+
+def test_a_private_file_is_written_whole_and_for_this_user_only(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text("old and longer")
+    file.chmod(0o644)
+
+    write_private(file, "new")
+
+    assert file.read_text() == "new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_prepare_makes_directories_that_only_this_user_may_read(tmp_path):
+    run = RunDirectory(tmp_path / "runs" / "a")
+
+    run.prepare()
+
+    assert stat.S_IMODE(run.root.stat().st_mode) == 0o700
+    assert run.hub.is_dir()
+    assert run.logs.is_dir()
+
+
+def test_a_prepared_directory_counts_as_used_once_its_settings_are_written(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.prepare()
+    assert not run.used
+
+    write_private(run.config, "{}")
+
+    assert run.used
