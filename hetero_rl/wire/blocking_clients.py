@@ -1,0 +1,356 @@
+"""The blocking clients: `TrainingPort` for the trainer, `FleetPort` for people and dashboards.
+
+    any thread ── open, enqueue, commit, publish ──► control channel ──► hub
+       └───────── take, put_blob ──────────────────► bulk channel    ──► hub
+
+Channels are safe to share between threads. Every call has a deadline and none is repeated here; a thread that waits is
+freed by the deadline or by `close`, after which it gets `UnreachableError`. Messages of the hub are converted like any
+other input: `InvalidMessageError` means that the hub speaks another dialect.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from hetero_rl.errors import InvalidMessageError, RefusedError, UnreachableError
+from hetero_rl.v1 import (
+    fleet_service_pb2,
+    fleet_service_pb2_grpc,
+    training_service_pb2,
+    training_service_pb2_grpc,
+)
+from hetero_rl.wire.channels import (
+    CHUNK_BYTES,
+    DEADLINES,
+    DEFAULT_MAX_MESSAGE_BYTES,
+    Deadlines,
+    bulk_options,
+    control_options,
+    open_channel,
+)
+from hetero_rl.wire.clients import default_encoding
+from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
+from hetero_rl.wire.convert import fields, fleet, run, trajectories, weights, work
+from hetero_rl.wire.messages import (
+    BlobReference,
+    DataType,
+    EnqueueReceipt,
+    Event,
+    FinishedGroup,
+    PromptGroup,
+    RunGrant,
+    RunRequest,
+    RunStatus,
+    SequenceOutcome,
+    WeightManifest,
+    WorkerSummary,
+)
+from hetero_rl.wire.refusal import from_rpc_error
+
+__all__ = ["FleetClient", "TrainingClient"]
+
+
+class _BlockingClient:
+    """Channels that are closed together, and one way to call."""
+
+    def __init__(self, address: str, *channels: grpc.Channel) -> None:
+        self._address = address
+        self._channels = channels
+
+    def close(self) -> None:
+        """Ends the connections; running calls are cancelled."""
+        for channel in self._channels:
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: Any, request: object, name: str, deadline: float) -> Any:
+        try:
+            return method(request, timeout=deadline)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, f"{name} at {self._address}") from error
+
+    def _stream(self, method: Any, request: object, name: str, deadline: float) -> list[Any]:
+        try:
+            return list(method(request, timeout=deadline))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, f"{name} at {self._address}") from error
+
+
+class TrainingClient(_BlockingClient):
+    """`TrainingPort` over gRPC; remembers the trainer epoch that `open_run` was given.
+
+    Args:
+        address: host:port of the hub.
+        credentials: From `credentials.channel_credentials`; None for plaintext.
+        encoding: Layout of the columns sent; None chooses by address.
+        max_message_bytes: Largest message either way.
+        deadlines: Seconds that calls may take.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        *,
+        encoding: ColumnEncoding | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        deadlines: Deadlines = DEADLINES,
+    ) -> None:
+        control = open_channel(address, credentials, control_options(max_message_bytes))
+        bulk = open_channel(address, credentials, bulk_options(max_message_bytes))
+        super().__init__(address, control, bulk)
+        self._stub: Any = training_service_pb2_grpc.TrainingServiceStub(control)
+        self._bulk_stub: Any = training_service_pb2_grpc.TrainingServiceStub(bulk)
+        self._encoding = encoding or default_encoding(address)
+        self._deadlines = deadlines
+        self._open_epoch: int | None = None
+
+    def open_run(self, request: RunRequest) -> RunGrant:
+        """Opens a new run or continues one; fences every trainer before this one."""
+        message = run.run_request_to_proto(request)
+        response = self._call(self._stub.OpenRun, message, "OpenRun", self._deadlines.submit)
+        grant = run.run_grant_from_proto(response)
+        self._open_epoch = grant.trainer_epoch
+        return grant
+
+    def enqueue_groups(self, groups: Sequence[PromptGroup]) -> EnqueueReceipt:
+        """Puts prompt groups into the queue; known group ids are not queued again.
+
+        Many groups go in several messages. When one of those fails, those before it are queued: repeat the whole call.
+        """
+        messages = [work.prompt_group_to_proto(group, self._encoding) for group in groups]
+        accepted, credit = 0, 0
+        for batch in _by_size(messages):
+            request = training_service_pb2.EnqueueGroupsRequest(trainer_epoch=self._epoch, groups=batch)
+            response = self._call(self._stub.EnqueueGroups, request, "EnqueueGroups", self._deadlines.submit)
+            receipt = run.enqueue_receipt_from_proto(response)
+            accepted, credit = accepted + receipt.accepted, receipt.credits
+        return EnqueueReceipt(accepted=accepted, credits=credit)
+
+    def take_batch(self, step: int, wait: float) -> tuple[FinishedGroup, ...] | None:
+        """The batch of optimizer step `step`, counted from 1; None when it is not complete after `wait` seconds."""
+        request = training_service_pb2.TakeBatchRequest(
+            trainer_epoch=self._epoch, step=step, wait=fields.duration_to_proto(wait)
+        )
+        return self._take(self._bulk_stub.TakeBatch, request, "TakeBatch", wait)
+
+    def take_evaluation(self, group_ids: Sequence[str], wait: float) -> tuple[FinishedGroup, ...] | None:
+        """Finished evaluation groups; None when some are missing after `wait` seconds."""
+        request = training_service_pb2.TakeEvaluationRequest(
+            trainer_epoch=self._epoch, group_ids=group_ids, wait=fields.duration_to_proto(wait)
+        )
+        return self._take(self._bulk_stub.TakeEvaluation, request, "TakeEvaluation", wait)
+
+    def commit_step(
+        self, step: int, outcomes: Sequence[SequenceOutcome], log_probs: bytes | None = None
+    ) -> None:
+        """Says that a step was applied and what became of each sequence; `log_probs` is a float32 column."""
+        request = training_service_pb2.CommitStepRequest(
+            trainer_epoch=self._epoch, step=step, outcomes=trajectories.outcomes_to_proto(outcomes)
+        )
+        if log_probs is not None:
+            request.log_probs.CopyFrom(encode_column(log_probs, DataType.FLOAT32, self._encoding))
+        self._call(self._bulk_stub.CommitStep, request, "CommitStep", self._deadlines.submit)
+
+    def put_blob(self, blob: BlobReference, chunks: Iterator[bytes]) -> None:
+        """Uploads a blob unless the hub has it; starts where the hub's part of an earlier upload ends.
+
+        Args:
+            blob: Digest and size of the bytes.
+            chunks: All bytes of the blob from the first, in pieces of any size.
+
+        Raises:
+            InvalidMessageError: The chunks do not add up to the size.
+        """
+        request = training_service_pb2.GetBlobRequest(
+            trainer_epoch=self._epoch, blob=weights.blob_to_proto(blob)
+        )
+        response = self._call(self._stub.GetBlob, request, "GetBlob", self._deadlines.control)
+        if response.held_bytes != blob.size:
+            self._upload(_Upload(self._epoch, blob, chunks, response.held_bytes))
+
+    def publish_version(self, manifest: WeightManifest) -> None:
+        """Makes a weight version known; its blobs must be stored."""
+        request = training_service_pb2.PublishVersionRequest(
+            trainer_epoch=self._epoch, manifest=weights.manifest_to_proto(manifest)
+        )
+        self._call(self._stub.PublishVersion, request, "PublishVersion", self._deadlines.submit)
+
+    def commit_checkpoint(self, step: int, oldest_kept_step: int) -> None:
+        """Says that a checkpoint is durable."""
+        request = training_service_pb2.CommitCheckpointRequest(
+            trainer_epoch=self._epoch, step=step, oldest_kept_step=oldest_kept_step
+        )
+        self._call(self._stub.CommitCheckpoint, request, "CommitCheckpoint", self._deadlines.submit)
+
+    def close_run(self, *, complete: bool) -> None:
+        """Ends the run, or leaves it to be continued."""
+        request = training_service_pb2.CloseRunRequest(trainer_epoch=self._epoch, complete=complete)
+        self._call(self._stub.CloseRun, request, "CloseRun", self._deadlines.submit)
+
+    @property
+    def _epoch(self) -> int:
+        if self._open_epoch is None:
+            raise RefusedError("call open_run first: it gives the trainer epoch", "RUN_NOT_OPEN")
+        return self._open_epoch
+
+    def _take(self, method: Any, request: object, name: str, wait: float) -> tuple[FinishedGroup, ...] | None:
+        responses = self._stream(method, request, name, wait + self._deadlines.stream)
+        for response in responses:
+            fields.require(response, "group")
+        groups = tuple(trajectories.finished_group_from_proto(response.group) for response in responses)
+        return groups or None
+
+    def _upload(self, upload: "_Upload") -> None:
+        deadline = self._deadlines.upload(upload.blob.size)
+        try:
+            response = self._call(self._bulk_stub.PutBlob, upload.requests(), "PutBlob", deadline)
+        except UnreachableError:
+            # gRPC ends the call when reading a chunk fails; that failure is the story, not the cancelled call.
+            if upload.error is not None:
+                raise upload.error from None
+            raise
+        if response.held_bytes != upload.blob.size:
+            raise UnreachableError(
+                f"PutBlob at {self._address} ended with {response.held_bytes} of {upload.blob.size} bytes held"
+            )
+
+
+class _Upload:
+    """The requests of one upload, and what went wrong on this side while they were made."""
+
+    def __init__(self, epoch: int, blob: BlobReference, chunks: Iterable[bytes], offset: int) -> None:
+        self.blob = blob
+        self.error: Exception | None = None
+        self._epoch = epoch
+        self._chunks = chunks
+        self._offset = offset
+
+    def requests(self) -> Iterator[training_service_pb2.PutBlobRequest]:
+        """One request per chunk; the first names epoch and blob. Runs on a thread of gRPC."""
+        try:
+            yield from self._requests()
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _requests(self) -> Iterator[training_service_pb2.PutBlobRequest]:
+        first = True
+        position = self._offset
+        for data in rechunk(self._chunks, CHUNK_BYTES, skip=self._offset):
+            request = training_service_pb2.PutBlobRequest(offset=position, data=data)
+            if first:
+                request.trainer_epoch = self._epoch
+                request.blob.CopyFrom(weights.blob_to_proto(self.blob))
+                first = False
+            position += len(data)
+            yield request
+        if position != self.blob.size:
+            raise InvalidMessageError(
+                f"the chunks of blob {self.blob.digest} add up to {position} bytes, its size is {self.blob.size}"
+            )
+        if first:
+            yield training_service_pb2.PutBlobRequest(
+                trainer_epoch=self._epoch, blob=weights.blob_to_proto(self.blob), offset=position
+            )
+
+
+def rechunk(chunks: Iterable[bytes], size: int, *, skip: int = 0) -> Iterator[bytes]:
+    """The same bytes without the first `skip`, in pieces of `size` bytes; the last may be smaller.
+
+    Example:
+        >>> list(rechunk([b"abc", b"de", b"f"], 2, skip=1))
+        [b'bc', b'de', b'f']
+    """
+    pending = bytearray()
+    for chunk in chunks:
+        if skip >= len(chunk):
+            skip -= len(chunk)
+            continue
+        pending += memoryview(chunk)[skip:]
+        skip = 0
+        while len(pending) >= size:
+            yield bytes(pending[:size])
+            del pending[:size]
+    if pending:
+        yield bytes(pending)
+
+
+def _by_size(messages: Sequence[Any]) -> Iterator[list[Any]]:
+    """Runs of messages of about one chunk in all; at least one run, so that an empty call still asks for credits."""
+    batch: list[Any] = []
+    size = 0
+    for message in messages:
+        batch.append(message)
+        size += message.ByteSize()
+        if size >= CHUNK_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch or not messages:
+        yield batch
+
+
+class FleetClient(_BlockingClient):
+    """`FleetPort` over gRPC.
+
+    Args:
+        address: host:port of the hub.
+        credentials: From `credentials.channel_credentials`; None for plaintext.
+        max_message_bytes: Largest message either way.
+        deadlines: Seconds that calls may take.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: grpc.ChannelCredentials | None = None,
+        *,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        deadlines: Deadlines = DEADLINES,
+    ) -> None:
+        channel = open_channel(address, credentials, control_options(max_message_bytes))
+        super().__init__(address, channel)
+        self._stub: Any = fleet_service_pb2_grpc.FleetServiceStub(channel)
+        self._deadline = deadlines.control
+
+    def list_workers(self, *, include_gone: bool) -> tuple[WorkerSummary, ...]:
+        """Workers by name."""
+        request = fleet_service_pb2.ListWorkersRequest(include_gone=include_gone)
+        response = self._call(self._stub.ListWorkers, request, "ListWorkers", self._deadline)
+        return tuple(fleet.worker_summary_from_proto(worker) for worker in response.workers)
+
+    def run_status(self) -> RunStatus:
+        """The run at a glance."""
+        request = fleet_service_pb2.GetRunStatusRequest()
+        response = self._call(self._stub.GetRunStatus, request, "GetRunStatus", self._deadline)
+        return fleet.run_status_from_proto(response)
+
+    def list_events(self, after_sequence: int, limit: int = 0) -> tuple[Event, ...]:
+        """What happened after a position, oldest first; limit 0 leaves it to the hub."""
+        request = fleet_service_pb2.ListEventsRequest(after_sequence=after_sequence, limit=limit)
+        response = self._call(self._stub.ListEvents, request, "ListEvents", self._deadline)
+        return tuple(fleet.event_from_proto(event) for event in response.events)
+
+    def drain_worker(self, worker_name: str) -> None:
+        """Stops giving a worker new work."""
+        request = fleet_service_pb2.DrainWorkerRequest(worker_name=worker_name)
+        self._call(self._stub.DrainWorker, request, "DrainWorker", self._deadline)
+
+    def quarantine_worker(self, worker_name: str, reason: str) -> None:
+        """Stops trusting a worker."""
+        request = fleet_service_pb2.QuarantineWorkerRequest(worker_name=worker_name, reason=reason)
+        self._call(self._stub.QuarantineWorker, request, "QuarantineWorker", self._deadline)
+
+    def readmit_worker(self, worker_name: str) -> None:
+        """Ends a quarantine."""
+        request = fleet_service_pb2.ReadmitWorkerRequest(worker_name=worker_name)
+        self._call(self._stub.ReadmitWorker, request, "ReadmitWorker", self._deadline)

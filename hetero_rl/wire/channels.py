@@ -1,0 +1,148 @@
+"""Settings of every connection, in one place: deadlines, keepalive, sizes.
+
+    worker or trainer                                hub
+      control channel  ── small calls, heartbeats ──►  server
+      bulk channel     ── weights, blobs, batches ──►  (same port, another connection)
+
+A chunk of a weight version must never delay a heartbeat, so the two channels never share a connection. gRPC's own retry
+is off: it stops silently above 256 KiB, and only the caller knows whether a repeat is safe.
+"""
+
+import dataclasses
+import ipaddress
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+
+__all__ = [
+    "CHUNK_BYTES",
+    "DEADLINES",
+    "DEFAULT_MAX_MESSAGE_BYTES",
+    "Deadlines",
+    "bulk_options",
+    "control_options",
+    "is_loopback",
+    "open_async_channel",
+    "open_channel",
+    "server_options",
+]
+
+Options = list[tuple[str, int | str]]
+
+CHUNK_BYTES = 2 * 2**20
+"""Bytes of one chunk of a blob. Streams of 1 to 4 MiB chunks cost the least CPU time per byte."""
+
+DEFAULT_MAX_MESSAGE_BYTES = 8 * 2**20
+"""Largest message either way when nobody says otherwise."""
+
+_KEEPALIVE_MS = 20_000
+_CONTROL_PING_TIMEOUT_MS = 5_000
+_BULK_PING_TIMEOUT_MS = 20_000
+_MIN_PING_INTERVAL_MS = 15_000
+_MAX_CONNECTION_AGE_MS = 30 * 60_000
+_CONNECTION_GRACE_MS = 60_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that a call may take. A call that waits for something gets the wait on top."""
+
+    control: float = 15.0
+    """Calls without bulk: join, heartbeat, lease, status."""
+    submit: float = 60.0
+    """Calls that carry a batch and end on disk: submit, enqueue, commit, publish."""
+    chunk: float = 60.0
+    """The next chunk of a download."""
+    stream: float = 120.0
+    """A whole stream of finished groups, and an upload before its size counts."""
+    slowest_upload: float = 256 * 1024
+    """Bytes per second below which an upload is given up; it resumes where it stopped."""
+
+    def upload(self, size: int) -> float:
+        """Seconds that an upload of `size` bytes may take."""
+        return self.stream + size / self.slowest_upload
+
+
+DEADLINES = Deadlines()
+
+
+def control_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:
+    """Options of a channel for small calls; notices a frozen hub in about 25 s."""
+    return _client_options(max_message_bytes, _CONTROL_PING_TIMEOUT_MS)
+
+
+def bulk_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:
+    """Options of a channel for bulk.
+
+    The keepalive timeout also becomes TCP_USER_TIMEOUT, which counts every unacknowledged byte: a tight one would cut
+    transfers on a slow or lossy link.
+    """
+    return _client_options(max_message_bytes, _BULK_PING_TIMEOUT_MS)
+
+
+def _client_options(max_message_bytes: int, ping_timeout_ms: int) -> Options:
+    return [
+        *_size_options(max_message_bytes),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", ping_timeout_ms),
+        # Without this one the default of 60 s decides, whatever the two above say.
+        ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_retries", 0),
+        # Channels with equal options to one address would share a connection.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def server_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:
+    """Options of the hub's server; they match what clients send."""
+    return [
+        *_size_options(max_message_bytes),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _BULK_PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", _BULK_PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+        ("grpc.max_connection_age_ms", _MAX_CONNECTION_AGE_MS),
+        ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS),
+        # A second hub on the same port must fail, not share the traffic.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def _size_options(max_message_bytes: int) -> Options:
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+    ]
+
+
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int | str]]
+) -> grpc.Channel:
+    """A blocking channel; plaintext without credentials. Connects at the first call."""
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def open_async_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int | str]]
+) -> grpc.aio.Channel:
+    """A channel of the running event loop; plaintext without credentials. Connects at the first call."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` names this very machine only; a host name other than "localhost" counts as remote."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost" or address.startswith("unix:"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
