@@ -1,0 +1,130 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from hetero_rl.errors import TaskError
+from hetero_rl.tasks import Grade, Grader, GradeRequest, GradingOutcome
+from hetero_rl.tasks.payload import encode_payload
+from hetero_rl.tasks.reasoning_gym_task import ReasoningGymTask
+
+
+@pytest.fixture(scope="module")
+def task():
+    return ReasoningGymTask("chain_sum", {}, seed=0, held_out=2)
+
+
+@pytest.fixture(scope="module")
+def grader(task):
+    with Grader(task.scorer, processes=2) as shared:
+        yield shared
+
+
+def test_rewards_come_back_in_order(task, grader):
+    items = [task.training_item(n) for n in range(20)]
+    requests = [GradeRequest(payload=item.payload, completion=item.solution) for item in items]
+    wrong = GradeRequest(payload=items[0].payload, completion="no idea")
+
+    grades = grader.grade([*requests, wrong])
+
+    assert [grade.reward for grade in grades] == [1.0] * 20 + [0.0]
+    assert [grade.correct for grade in grades] == [True] * 20 + [False]
+
+
+def test_threads_may_grade_at_once(task, grader):
+    item = task.training_item(0)
+    rewards = {}
+
+    def grade(completion):
+        requests = [GradeRequest(payload=item.payload, completion=completion)] * 50
+        rewards[completion] = {grade.reward for grade in grader.grade(requests)}
+
+    threads = [threading.Thread(target=grade, args=(text,)) for text in (item.solution, "x", "y")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert rewards == {item.solution: {1.0}, "x": {0.0}, "y": {0.0}}
+
+
+@pytest.mark.parametrize("text", ["", "\x00", "\ud800", "{{{" * 1000, "9" * 100_000, "[" * 50_000])
+def test_odd_text_earns_nothing(task, grader, text):
+    [grade] = grader.grade([GradeRequest(payload=task.training_item(0).payload, completion=text)])
+
+    assert grade.reward == 0.0
+
+
+def test_a_dead_process_costs_one_completion_and_is_replaced(task):
+    item = task.training_item(0)
+    right = GradeRequest(payload=item.payload, completion=item.solution)
+    with Grader(task.scorer) as grader:
+        assert grader.grade([right]) == [Grade(1.0)]
+        os.kill(grader._idle.queue[0]._process.pid, signal.SIGKILL)
+
+        grades = grader.grade([right, right])
+
+        assert [grade.outcome for grade in grades] == [GradingOutcome.CRASHED, GradingOutcome.GRADED]
+        assert [grade.reward for grade in grades] == [0.0, 1.0]
+        assert grader.counts == {"graded": 2, "timed_out": 0, "crashed": 1, "failed": 0}
+
+
+def test_arithmetic_that_takes_too_long_earns_nothing_and_the_process_is_replaced():
+    puzzle = ReasoningGymTask("countdown", {}, seed=0, held_out=1).training_item(0)
+    right = GradeRequest(payload=puzzle.payload, completion=puzzle.solution)
+    endless = GradeRequest(payload=puzzle.payload, completion="9**9**9**9")
+    with Grader({"kind": "reasoning-gym", "dataset": "countdown", "options": {}}, time_limit=1.0) as grader:
+        grades = grader.grade([right, endless, right])
+
+    assert [grade.reward for grade in grades] == [1.0, 0.0, 1.0]
+    assert grades[1].outcome in {GradingOutcome.TIMED_OUT, GradingOutcome.FAILED, GradingOutcome.CRASHED}
+
+
+def test_text_that_would_run_if_it_were_evaluated_does_not_run(tmp_path):
+    trap = tmp_path / "trap"
+    attack = f"__import__('pathlib').Path({str(trap)!r}).touch()"
+    for dataset in ("countdown", "n_queens", "spiral_matrix", "binary_matrix", "string_insertion"):
+        item = ReasoningGymTask(dataset, {}, seed=0, held_out=1).training_item(0)
+        with Grader({"kind": "reasoning-gym", "dataset": dataset, "options": {}}) as grader:
+            [grade] = grader.grade([GradeRequest(payload=item.payload, completion=attack)])
+
+        assert grade.reward == 0.0
+        assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("reference", "completion", "reward"),
+    [
+        ("42", "The answer is 42", 1.0),
+        ("1/2", "so we get 0.5", 1.0),
+        (r"\frac{1}{2}", r"$\frac{2}{4}$", 1.0),
+        ("Paris", "<answer> Paris </answer>", 1.0),
+        ("42", "<answer>41</answer> or 42?", 0.0),
+        ("42", "forty-one", 0.0),
+    ],
+)
+def test_math_verify_compares_values_not_text(math_grader, reference, completion, reward):
+    payload = encode_payload({"answer": reference}, "it")
+
+    assert math_grader.grade([GradeRequest(payload=payload, completion=completion)])[0].reward == reward
+
+
+@pytest.fixture(scope="module")
+def math_grader():
+    with Grader({"kind": "math-verify"}) as shared:
+        yield shared
+
+
+def test_a_scorer_that_does_not_exist_is_an_error_not_a_reward():
+    with Grader({"kind": "nonsense"}) as grader, pytest.raises(TaskError, match="no scorer for"):
+        grader.grade([GradeRequest(payload=b"{}", completion="")])
+
+
+def test_a_closed_grader_refuses_work(task):
+    grader = Grader(task.scorer)
+    grader.close()
+    grader.close()
+
+    with pytest.raises(TaskError, match="closed"):
+        grader.grade([])
