@@ -16,13 +16,13 @@ __all__ = ["await_first_worker", "await_hub", "start_error"]
 POLL_SECONDS = 0.1
 
 
-def await_hub(hub: Keeper, address_file: Path, connect: Callable[[str], FleetPort], timeout: float) -> str:
+def await_hub(hub: Keeper, address_file: Path, probe: Callable[[str], None], timeout: float) -> str:
     """The address of a started hub that answers.
 
     Args:
         hub: What keeps it.
         address_file: Where it writes its address.
-        connect: Makes a client of an address.
+        probe: Raises UnreachableError while the hub at an address does not serve.
         timeout: Seconds to wait.
 
     Raises:
@@ -32,7 +32,7 @@ def await_hub(hub: Keeper, address_file: Path, connect: Callable[[str], FleetPor
     while time.monotonic() < deadline:
         if hub.ended:
             break
-        if (address := _read_address(address_file)) is not None and _answers(connect(address)):
+        if (address := _read_address(address_file)) is not None and _answers(address, probe):
             return address
         time.sleep(POLL_SECONDS)
     raise start_error(hub, f"did not answer within {timeout:g} s")
@@ -73,9 +73,9 @@ def _read_address(file: Path) -> str | None:
         return None
 
 
-def _answers(fleet: FleetPort) -> bool:
+def _answers(address: str, probe: Callable[[str], None]) -> bool:
     try:
-        fleet.run_status()
+        probe(address)
     except UnreachableError:
         return False
     return True

@@ -17,6 +17,7 @@ we die:   kill -9 closes every lifeline: children drain and end on their own (`l
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
@@ -46,7 +47,8 @@ class Supervisor:
         config: The resolved settings; `run.prepare()` was called and they lie in `run.config`.
         run: The directory of the run.
         backends: The backends of the local workers.
-        connect: Makes a fleet client of a hub's address.
+        probe: Raises UnreachableError while no hub serves at an address.
+        connect: Makes a fleet client of a hub's address; entered at start, left at close.
         on_failure: Takes the one error that makes going on pointless; called on a thread of this class.
         notify: Takes a sentence for people.
         policy: When a process that died is started again.
@@ -58,7 +60,8 @@ class Supervisor:
         run: RunDirectory,
         *,
         backends: Mapping[str, Backend],
-        connect: Callable[[str], FleetPort],
+        probe: Callable[[str], None],
+        connect: Callable[[str], AbstractContextManager[FleetPort]],
         on_failure: Callable[[HeteroRLError], None],
         notify: Callable[[str], None],
         policy: RestartPolicy | None = None,
@@ -66,7 +69,9 @@ class Supervisor:
         self._config = config
         self._run = run
         self._backends = backends
+        self._probe = probe
         self._connect = connect
+        self._connections = contextlib.ExitStack()
         self._on_failure = on_failure
         self._notify = notify
         self._policy = policy or RestartPolicy()
@@ -75,6 +80,7 @@ class Supervisor:
         self._first_worker: threading.Thread | None = None
         self._closing = threading.Event()
         self._failed = threading.Lock()
+        self.fleet: FleetPort | None = None
         self.hub_address = config.hub.address
 
     def __enter__(self) -> Self:
@@ -86,12 +92,16 @@ class Supervisor:
         self.close()
 
     def start(self) -> str:
-        """Starts hub and workers; returns the hub's address. Raises LaunchError when the hub does not come up."""
-        address = self.hub_address or self._start_hub()
-        self.hub_address = address
-        fleet = self._connect(address)
-        if self._hub is None:
-            fleet.run_status()  # a hub that was given must answer before anything is started
+        """Starts hub and workers; returns the hub's address.
+
+        Raises:
+            LaunchError: The hub did not come up.
+            UnreachableError: A hub that was given does not answer; nothing was started.
+        """
+        if self.hub_address is not None:
+            self._probe(self.hub_address)
+        address = self.hub_address = self.hub_address or self._start_hub()
+        fleet = self.fleet = self._connections.enter_context(self._connect(address))
         for backend, name in plan.worker_names(tuple(self._backends), self._config.inference.workers):
             self._start_worker(backend, name, address)
         self._first_worker = threading.Thread(
@@ -111,6 +121,7 @@ class Supervisor:
             self._hub.close(HUB_GRACE_SECONDS)
         if self._first_worker is not None:
             self._first_worker.join()
+        self._connections.close()
 
     def kill(self) -> None:
         """Kills every process that was started here, at once."""
@@ -122,7 +133,7 @@ class Supervisor:
         self._run.hub_address.unlink(missing_ok=True)  # a hub that was killed leaves its address behind
         hub = self._hub = self._keeper(lambda: plan.hub_spec(self._run, self.hub_address), may_leave=False)
         hub.start()
-        return await_hub(hub, self._run.hub_address, self._connect, HUB_START_SECONDS)
+        return await_hub(hub, self._run.hub_address, self._probe, HUB_START_SECONDS)
 
     def _start_worker(self, backend: str, name: str, address: str) -> None:
         spec = plan.worker_spec(
@@ -152,10 +163,10 @@ class Supervisor:
 
     def _somebody_works(self) -> bool:
         """Whether the hub knows a worker, remote ones included, that is at work."""
-        if self.hub_address is None:
+        if self.fleet is None:
             return False
         with contextlib.suppress(ProtocolError):
-            workers = self._connect(self.hub_address).list_workers(include_gone=False)
+            workers = self.fleet.list_workers(include_gone=False)
             return any(worker.state is WorkerState.ACTIVE for worker in workers)
         return False
 

@@ -1,5 +1,6 @@
 """The supervisor with stand-ins for the commands: a hub that writes its address, workers that wait for their end."""
 
+import contextlib
 import queue
 import sys
 import textwrap
@@ -43,9 +44,11 @@ class Fleet:
         self.states: list[WorkerState] = []
         self.reachable = True
 
-    def run_status(self):
+    def probe(self, address):
         if not self.reachable:
-            raise UnreachableError("nobody there")
+            raise UnreachableError(f"nobody at {address}")
+
+    def run_status(self):
         return SimpleNamespace(run=self.run)
 
     def list_workers(self, *, include_gone):
@@ -78,7 +81,8 @@ def supervise(tmp_path, monkeypatch, fleet):
             config,
             run,
             backends={name: SimpleNamespace(environment={}) for name in config.inference.backends},
-            connect=lambda address: fleet,
+            probe=fleet.probe,
+            connect=lambda address: contextlib.nullcontext(fleet),
             on_failure=failures.put,
             notify=notes.append,
             policy=RestartPolicy(max_restarts=1, first_delay=0.0),
@@ -191,7 +195,7 @@ def test_a_given_hub_is_not_started_but_must_answer(supervise, fleet):
     fleet.reachable = False
     run = supervise("hub.address=hub.example:1")
 
-    with pytest.raises(UnreachableError):
+    with pytest.raises(UnreachableError, match="nobody at hub\\.example:1"):
         run.supervisor.start()
 
     assert not run.run.log("hub").exists()

@@ -1,0 +1,48 @@
+"""`hetero-rl`: where every command is registered. Importing this loads no torch."""
+
+import platform
+
+import typer
+
+import hetero_rl
+from hetero_rl.cli import config
+from hetero_rl.cli.backends import backends
+from hetero_rl.cli.reporting import ReportingGroup
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    cls=ReportingGroup,
+    no_args_is_help=True,
+    # typer's own tracebacks print local variables, and those may hold what nobody should see.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _main(
+    debug: bool = typer.Option(
+        False, "--debug", envvar="HETERO_RL_DEBUG", help="Show the traceback of an error."
+    ),
+) -> None:
+    """RL post-training of language models with rollouts on one vendor's accelerators and training on another's."""
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of hetero-rl and Python."""
+    typer.echo(f"hetero-rl {hetero_rl.__version__} (Python {platform.python_version()})")
+
+
+app.command()(backends)
+app.add_typer(config.app, name="config")
+
+
+def run() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    run()

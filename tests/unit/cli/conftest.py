@@ -1,0 +1,14 @@
+import pytest
+from typer.testing import CliRunner
+
+from hetero_rl.cli.main import app
+
+
+@pytest.fixture
+def cli(monkeypatch):
+    """Runs `hetero-rl` with arguments in this process, on a wide terminal without colours."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    runner = CliRunner()
+    return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments])
