@@ -44,6 +44,8 @@ class EngineSettings:
     """CPU threads; 0 leaves the engine's choice."""
     drain_before_update: bool = False
     """Whether running completions end before new weights are loaded."""
+    device: str = ""
+    """Device such as "cuda:0", for engines that take one; empty leaves the engine's choice."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,161 @@
+"""The reference engine on the event loop: checks what comes in, hands it to the scheduler thread, awaits the outcome."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import torch
+from typing_extensions import override
+
+from hetero_rl.errors import BackendError, ConfigError, InvalidMessageError
+from hetero_rl.weights.model_files import model_digests
+from hetero_rl.wire.columns import Float32Bytes, int32_view
+from hetero_rl.wire.messages import (
+    Capabilities,
+    GenerateWork,
+    ModelDigests,
+    NumericsRecord,
+    ScoreWork,
+    WeightEncoding,
+)
+from hetero_rl.worker.engine import Completion, Engine, EngineSettings
+from hetero_rl.worker.engines.transformers.forward import Forward
+from hetero_rl.worker.engines.transformers.model import ATTENTION, DATA_TYPES, WeightTable, build_model
+from hetero_rl.worker.engines.transformers.numerics import numerics_record
+from hetero_rl.worker.engines.transformers.probe import check_decoding
+from hetero_rl.worker.engines.transformers.scheduler import Scheduler
+
+__all__ = ["TransformersEngine"]
+
+
+class TransformersEngine(Engine):
+    """Hugging Face transformers with continuous batching on one thread, for any torch device.
+
+    Without weights in the model directory it serves after the first `load_weights`; with them it serves at once, as
+    version 0.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        if settings.dtype not in DATA_TYPES:
+            raise ConfigError(f"dtype must be one of {sorted(DATA_TYPES)}, got {settings.dtype!r}")
+        if settings.max_concurrent_sequences < 1:
+            raise ConfigError(
+                f"max_concurrent_sequences must be at least 1, got {settings.max_concurrent_sequences}"
+            )
+        self._settings = settings
+        self._scheduler = Scheduler(
+            self._build,
+            capacity=settings.max_concurrent_sequences,
+            drain=settings.drain_before_update,
+            threads=settings.threads,
+        )
+        self._serving = False
+        self._weights: WeightTable
+        self._forward: Forward
+        self._numerics: NumericsRecord
+        self._digests: ModelDigests
+
+    @override
+    async def start(self) -> None:
+        self._scheduler.start()
+        await asyncio.wrap_future(self._scheduler.ready)
+
+    def _build(self) -> Forward:
+        """Loads the model; runs on the scheduler thread."""
+        settings = self._settings
+        model, self._serving = build_model(settings.model_dir, settings.dtype, settings.device or "cpu")
+        self._digests = model_digests(settings.model_dir)
+        self._weights = WeightTable(model)
+        self._forward = Forward(model)
+        check_decoding(self._forward, model.config.model_type, DATA_TYPES[settings.dtype])
+        self._numerics = numerics_record(self._forward.device, settings.dtype, ATTENTION)
+        return self._forward
+
+    @override
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            max_concurrent_sequences=self._settings.max_concurrent_sequences,
+            max_sequence_tokens=self._forward.max_positions,
+            scoring=True,
+            in_flight_update=not self._settings.drain_before_update,
+            processed_log_probs=True,
+            weight_encodings=(WeightEncoding.FULL_RAW,),
+        )
+
+    @override
+    def numerics(self) -> NumericsRecord:
+        return self._numerics
+
+    @override
+    def model_digests(self) -> ModelDigests:
+        return self._digests
+
+    @override
+    async def generate(self, work: GenerateWork) -> Sequence[Completion]:
+        self._check_serving()
+        prompt = int32_view(work.prompt_token_ids)
+        self._check_tokens(f"prompt of group {work.group_id!r}", prompt)
+        if len(prompt) >= self._forward.max_positions:
+            raise InvalidMessageError(
+                f"prompt of group {work.group_id!r} has {len(prompt)} tokens; the model takes "
+                f"{self._forward.max_positions} with the completion"
+            )
+        if not work.sample_indices or len(set(work.sample_indices)) != len(work.sample_indices):
+            raise InvalidMessageError(
+                f"sample_indices of group {work.group_id!r} must be distinct, at least one"
+            )
+        return await asyncio.wrap_future(self._scheduler.generate(work))
+
+    @override
+    async def score(self, work: ScoreWork) -> Float32Bytes:
+        self._check_serving()
+        token_ids = int32_view(work.token_ids)
+        self._check_tokens(f"tokens of {work.score_id!r}", token_ids)
+        if min(work.lengths, default=0) < 1 or sum(work.lengths) != len(token_ids):
+            raise InvalidMessageError(
+                f"lengths of {work.score_id!r} sum to {sum(work.lengths)}, {len(token_ids)} tokens are there"
+            )
+        sequences, start = [], 0
+        for length in work.lengths:
+            sequences.append(token_ids[start : start + length].tolist())
+            start += length
+        scores = await asyncio.wrap_future(self._scheduler.score(sequences, work.weight_version))
+        return Float32Bytes(torch.cat(scores).numpy().tobytes())
+
+    @override
+    async def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        checked = await asyncio.to_thread(self._weights.checked, tensors)
+        await asyncio.wrap_future(self._scheduler.load(lambda: self._weights.replace(checked), version))
+        self._serving = True
+
+    @property
+    @override
+    def loaded_version(self) -> int:
+        return self._scheduler.loaded_version
+
+    @property
+    @override
+    def generated_tokens(self) -> int:
+        return self._scheduler.generated_tokens
+
+    @property
+    @override
+    def busy_seconds(self) -> float:
+        return self._scheduler.busy_seconds
+
+    @override
+    async def close(self) -> None:
+        await asyncio.to_thread(self._scheduler.close)
+
+    def _check_serving(self) -> None:
+        if not self._serving:
+            raise BackendError("no weights are loaded yet; call load_weights before generate or score")
+
+    def _check_tokens(self, what: str, token_ids: Sequence[int]) -> None:
+        # The ids come over the network; one outside the embedding would end the thread for everybody.
+        if not token_ids:
+            raise InvalidMessageError(f"{what}: there are none")
+        if min(token_ids) < 0 or max(token_ids) >= self._forward.vocabulary_size:
+            raise InvalidMessageError(
+                f"{what}: ids must lie in [0, {self._forward.vocabulary_size}), "
+                f"got {min(token_ids)} to {max(token_ids)}"
+            )

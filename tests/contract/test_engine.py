@@ -1,0 +1,403 @@
+"""What every engine must do, whatever its vendor: the rules of `hetero_rl.worker.engine.Engine`, one test each."""
+
+import asyncio
+import collections
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from hetero_rl.errors import InvalidMessageError
+from hetero_rl.wire.columns import float32_view, int32_column
+from hetero_rl.wire.messages import FinishReason, GenerateWork, Purpose, SamplingParameters, ScoreWork
+from hetero_rl.worker.engine import Completion, Engine, EngineSettings
+from hetero_rl.worker.engines.scripted import ScriptedEngine
+from hetero_rl.worker.engines.transformers import TransformersEngine
+
+pytestmark = pytest.mark.asyncio
+
+VOCABULARY = 16
+STOP = 2
+PROMPT = (3, 5, 7, 11)
+# An engine computes in float32; prefill and decoding add up in other orders.
+ROUNDING = 1e-4
+
+State = list[tuple[str, torch.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """An engine class under test, a model for it, and weights for the model."""
+
+    engine_class: Callable[[EngineSettings], Engine]
+    model_dir: Path
+    state: Callable[[int], State]
+
+    async def start(self, **changes) -> Engine:
+        settings = {"dtype": "float32", "max_concurrent_sequences": 64, "threads": 1} | changes
+        engine = self.engine_class(EngineSettings(model_dir=self.model_dir, **settings))
+        await engine.start()
+        return engine
+
+
+def _write_tokenizer(model_dir: Path) -> None:
+    (model_dir / "vocab.txt").write_text("\n".join(map(str, range(VOCABULARY))))
+
+
+def _random_state(model: torch.nn.Module, seed: int) -> State:
+    """Weights wide enough that the distributions are far from uniform; tied tensors once."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (name, 0.3 * torch.randn(parameter.shape, generator=generator) + (1.0 if "norm" in name else 0.0))
+        for name, parameter in model.named_parameters()
+    ]
+
+
+def _transformers_subject(model_dir: Path, family: str, *, tied: bool) -> Subject:
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 32,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 1,
+        "eos_token_id": STOP,
+    }
+    config_class, model_class = {
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
+    }[family]
+    config = config_class(**sizes)
+    config.save_pretrained(model_dir)
+    model = model_class(config)
+    return Subject(TransformersEngine, model_dir, lambda seed: _random_state(model, seed))
+
+
+def _scripted_subject(model_dir: Path) -> Subject:
+    (model_dir / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
+    return Subject(ScriptedEngine, model_dir, lambda seed: [("weight", torch.tensor([float(seed), 1.0]))])
+
+
+SUBJECTS = {
+    "qwen3-tied": lambda path: _transformers_subject(path, "qwen3", tied=True),
+    "qwen3-untied": lambda path: _transformers_subject(path, "qwen3", tied=False),
+    "llama-tied": lambda path: _transformers_subject(path, "llama", tied=True),
+    "llama-untied": lambda path: _transformers_subject(path, "llama", tied=False),
+    "scripted": _scripted_subject,
+}
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
+def subject(request, tmp_path_factory) -> Subject:
+    model_dir = tmp_path_factory.mktemp(request.param)
+    _write_tokenizer(model_dir)
+    return SUBJECTS[request.param](model_dir)
+
+
+@pytest_asyncio.fixture
+async def engine(subject):
+    """An engine that serves version 1."""
+    engine = await subject.start()
+    await engine.load_weights(subject.state(1), 1)
+    yield engine
+    await engine.close()
+
+
+def work(*, samples=4, prompt=PROMPT, group="g", indices=None, **sampling) -> GenerateWork:
+    settings = {"max_new_tokens": 12, "stop_token_ids": (STOP,), "seed": 1} | sampling
+    return GenerateWork(
+        group_id=group,
+        purpose=Purpose.TRAIN,
+        prompt_token_ids=int32_column(prompt),
+        sample_indices=tuple(range(samples)) if indices is None else indices,
+        sampling=SamplingParameters(**settings),
+    )
+
+
+async def scored(engine: Engine, sequences: list[list[int]]) -> list[list[float]]:
+    """Log-probabilities of all tokens but the first of each sequence, under the loaded version."""
+    column = await engine.score(
+        ScoreWork(
+            score_id="s",
+            lengths=tuple(map(len, sequences)),
+            token_ids=int32_column(itertools.chain(*sequences)),
+            weight_version=engine.loaded_version,
+        )
+    )
+    values = iter(float32_view(column).tolist())
+    return [list(itertools.islice(values, len(sequence) - 1)) for sequence in sequences]
+
+
+async def completion_scores(engine: Engine, prompt, completions: list[Completion]) -> list[list[float]]:
+    sequences = [[*prompt, *completion.token_ids] for completion in completions]
+    return [scores[len(prompt) - 1 :] for scores in await scored(engine, sequences)]
+
+
+async def running_tokens(engine: Engine, tokens: int) -> None:
+    """Returns once the engine has generated that many tokens."""
+    while engine.generated_tokens < tokens:  # ruff: ignore[async-busy-wait] - the interface has a counter, no event
+        await asyncio.sleep(0)
+
+
+async def test_one_completion_comes_for_each_sample_index_in_order(engine):
+    completions = await engine.generate(work(indices=(1, 4, 6)))
+    assert [completion.sample_index for completion in completions] == [1, 4, 6]
+    assert all(1 <= len(completion.token_ids) <= 12 for completion in completions)
+    assert all(0 <= token < VOCABULARY for completion in completions for token in completion.token_ids)
+
+
+async def test_log_probs_are_one_for_each_token_finite_and_not_above_zero(engine):
+    for completion in await engine.generate(work(samples=16)):
+        assert len(completion.log_probs) == len(completion.token_ids)
+        assert all(math.isfinite(value) and value <= 0 for value in completion.log_probs)
+
+
+async def test_log_probs_agree_with_scoring_the_same_tokens(engine):
+    completions = await engine.generate(work(samples=16))
+    for completion, scores in zip(
+        completions, await completion_scores(engine, PROMPT, completions), strict=True
+    ):
+        assert list(completion.log_probs) == pytest.approx(scores, abs=ROUNDING)
+
+
+async def test_first_tokens_are_drawn_from_the_distribution_that_scoring_reports(engine):
+    samples = 4000
+    completions = await engine.generate(work(samples=samples, max_new_tokens=1))
+    drawn = collections.Counter(completion.token_ids[0] for completion in completions)
+    scores = await scored(engine, [[*PROMPT, token] for token in range(VOCABULARY)])
+    expected = [samples * math.exp(values[-1]) for values in scores]
+    assert sum(expected) == pytest.approx(samples, rel=1e-4)
+    statistic = sum((drawn[token] - mean) ** 2 / mean for token, mean in enumerate(expected) if mean >= 5)
+    # 15 degrees of freedom at most: 44.3 is the 99.99 % quantile.
+    assert statistic < 44.3
+
+
+async def test_a_stop_token_ends_a_completion_and_is_part_of_it(engine):
+    completions = await engine.generate(work(samples=32, max_new_tokens=200))
+    for completion in completions:
+        stopped = completion.finish_reason == FinishReason.STOP
+        assert list(completion.token_ids).count(STOP) == stopped
+        assert (completion.token_ids[-1] == STOP) == stopped
+    assert any(completion.finish_reason == FinishReason.STOP for completion in completions)
+
+
+async def test_without_a_stop_token_a_completion_ends_at_the_length_limit(engine):
+    for completion in await engine.generate(work(stop_token_ids=(), max_new_tokens=7)):
+        assert len(completion.token_ids) == 7
+        assert completion.finish_reason == FinishReason.LENGTH
+
+
+async def test_any_of_several_stop_tokens_ends_a_completion(engine):
+    stops = (4, 5, 6)
+    for completion in await engine.generate(work(samples=32, stop_token_ids=stops, max_new_tokens=200)):
+        assert sum(token in stops for token in completion.token_ids) == 1
+        assert completion.token_ids[-1] in stops
+
+
+async def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(engine):
+    first = await engine.generate(work(samples=8))
+    again = await engine.generate(work(samples=8))
+    other = await engine.generate(work(samples=8, seed=2))
+    assert [list(c.token_ids) for c in first] == [list(c.token_ids) for c in again]
+    assert [list(c.token_ids) for c in first] != [list(c.token_ids) for c in other]
+
+
+async def test_samples_of_a_group_differ(engine):
+    completions = await engine.generate(work(samples=8))
+    assert len({tuple(completion.token_ids) for completion in completions}) > 1
+
+
+async def test_a_group_in_two_leases_has_the_tokens_of_the_group_in_one(engine):
+    whole = await engine.generate(work(samples=4))
+    halves = [*await engine.generate(work(indices=(0, 1))), *await engine.generate(work(indices=(2, 3)))]
+    assert [list(c.token_ids) for c in whole] == [list(c.token_ids) for c in halves]
+
+
+async def test_a_group_gives_the_same_alone_and_among_others(engine):
+    alone = await engine.generate(work(samples=4))
+    prompts = [tuple(3 + (7 * number + at) % 13 for at in range(1 + number % 9)) for number in range(12)]
+    others = [work(prompt=prompt, group=f"o{number}") for number, prompt in enumerate(prompts)]
+    among, *_ = await asyncio.gather(*map(engine.generate, [work(samples=4), *others]))
+    for left, right in zip(alone, among, strict=True):
+        assert list(left.token_ids) == list(right.token_ids)
+        assert list(left.log_probs) == pytest.approx(list(right.log_probs), abs=ROUNDING)
+
+
+async def test_many_groups_at_once_all_come_back_with_right_log_probs(engine):
+    prompts = [tuple(3 + (5 * number + at) % 13 for at in range(1 + number % 7)) for number in range(40)]
+    works = [work(prompt=prompt, group=f"g{number}", seed=number) for number, prompt in enumerate(prompts)]
+    groups = await asyncio.gather(*map(engine.generate, works))
+    for prompt, completions in zip(prompts, groups, strict=True):
+        for completion, scores in zip(
+            completions, await completion_scores(engine, prompt, completions), strict=True
+        ):
+            assert list(completion.log_probs) == pytest.approx(scores, abs=ROUNDING)
+
+
+async def test_a_group_larger_than_the_engine_is_served(subject):
+    engine = await subject.start(max_concurrent_sequences=3)
+    await engine.load_weights(subject.state(1), 1)
+    completions = await engine.generate(work(samples=8))
+    assert [completion.sample_index for completion in completions] == list(range(8))
+    await engine.close()
+
+
+async def test_greedy_work_takes_the_most_probable_token_and_reports_no_log_probs(engine):
+    (completion,) = await engine.generate(work(samples=1, temperature=0.0, max_new_tokens=5))
+    assert completion.log_probs is None
+    for position, token in enumerate(completion.token_ids):
+        before = [*PROMPT, *completion.token_ids[:position]]
+        candidates = await scored(engine, [[*before, candidate] for candidate in range(VOCABULARY)])
+        best = max(values[-1] for values in candidates)
+        assert candidates[token][-1] == pytest.approx(best, abs=ROUNDING)
+
+
+async def test_spans_cover_each_completion_and_name_the_version(engine):
+    for completion in await engine.generate(work(samples=8)):
+        (span,) = completion.spans
+        assert (span.start, span.end, span.weight_version) == (0, len(completion.token_ids), 1)
+
+
+async def test_loading_a_then_b_then_a_scores_exactly_as_a_did(engine, subject):
+    sequences = [list(PROMPT), [9, 1, 4, 15, 2, 6]]
+    first = await scored(engine, sequences)
+    await engine.load_weights(subject.state(2), 2)
+    between = await scored(engine, sequences)
+    await engine.load_weights(subject.state(1), 3)
+    assert engine.loaded_version == 3
+    assert await scored(engine, sequences) == first
+    assert between != first
+
+
+async def test_after_a_load_tokens_come_from_the_new_weights(engine, subject):
+    await engine.load_weights(subject.state(2), 5)
+    completions = await engine.generate(work(samples=8))
+    assert {span.weight_version for completion in completions for span in completion.spans} == {5}
+    for completion, scores in zip(
+        completions, await completion_scores(engine, PROMPT, completions), strict=True
+    ):
+        assert list(completion.log_probs) == pytest.approx(scores, abs=ROUNDING)
+
+
+async def test_an_update_in_flight_splits_completions_where_the_weights_changed(engine, subject):
+    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=300)))
+    await running_tokens(engine, 30)
+    await engine.load_weights(subject.state(2), 2)
+    completions = await running
+    under_new = await completion_scores(engine, PROMPT, completions)
+    await engine.load_weights(subject.state(1), 3)
+    under_old = await completion_scores(engine, PROMPT, completions)
+    for completion, old, new in zip(completions, under_old, under_new, strict=True):
+        first, second = completion.spans
+        assert (first.start, first.end, first.weight_version) == (0, second.start, 1)
+        assert (second.end, second.weight_version) == (300, 2)
+        assert list(completion.log_probs) == pytest.approx(
+            [*old[: first.end], *new[first.end :]], abs=ROUNDING
+        )
+
+
+async def test_a_draining_engine_ends_running_completions_before_it_loads(subject):
+    engine = await subject.start(drain_before_update=True)
+    assert not engine.capabilities().in_flight_update
+    await engine.load_weights(subject.state(1), 1)
+    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=100)))
+    await running_tokens(engine, 12)
+    loading = asyncio.create_task(engine.load_weights(subject.state(2), 2))
+    await asyncio.wait([running, loading], return_when=asyncio.ALL_COMPLETED)
+    assert {span.weight_version for c in running.result() for span in c.spans} == {1}
+    later = await engine.generate(work())
+    assert {span.weight_version for completion in later for span in completion.spans} == {2}
+    await engine.close()
+
+
+@pytest.mark.parametrize("defect", ["missing", "unknown", "misshapen", "twice"])
+async def test_a_refused_load_leaves_the_old_weights_serving(engine, subject, defect):
+    before = await scored(engine, [list(PROMPT)])
+    state = subject.state(2)
+    name, tensor = state[-1]
+    damaged = {
+        "missing": state[:-1],
+        "unknown": [*state, ("no.such.weight", tensor)],
+        "misshapen": [*state[:-1], (name, torch.zeros(7, 3))],
+        "twice": [*state, state[-1]],
+    }[defect]
+    with pytest.raises(InvalidMessageError, match="nothing was loaded"):
+        await engine.load_weights(damaged, 2)
+    assert engine.loaded_version == 1
+    assert await scored(engine, [list(PROMPT)]) == before
+    assert len(await engine.generate(work())) == 4
+
+
+async def test_cancelling_a_group_frees_its_place(subject):
+    engine = await subject.start(max_concurrent_sequences=4)
+    await engine.load_weights(subject.state(1), 1)
+    endless = asyncio.create_task(engine.generate(work(stop_token_ids=(), max_new_tokens=1_000_000)))
+    await running_tokens(engine, 4)
+    waiting = asyncio.create_task(engine.generate(work(group="next")))
+    endless.cancel()
+    assert len(await waiting) == 4
+    await engine.close()
+
+
+async def test_a_cancelled_group_that_still_waits_is_never_started(subject):
+    engine = await subject.start(max_concurrent_sequences=4)
+    await engine.load_weights(subject.state(1), 1)
+    first = asyncio.create_task(engine.generate(work(stop_token_ids=(), max_new_tokens=50)))
+    await running_tokens(engine, 4)
+    cancelled = asyncio.create_task(engine.generate(work(stop_token_ids=(), max_new_tokens=1_000_000)))
+    last = asyncio.create_task(engine.generate(work(stop_token_ids=(), max_new_tokens=50)))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.gather(first, last)
+    assert engine.generated_tokens == 2 * 4 * 50
+    await engine.close()
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+async def test_tokens_outside_the_vocabulary_are_refused_and_the_engine_lives(engine, token):
+    with pytest.raises(InvalidMessageError):
+        await engine.generate(work(prompt=(3, token)))
+    with pytest.raises(InvalidMessageError):
+        await scored(engine, [[3, token]])
+    assert len(await engine.generate(work())) == 4
+
+
+async def test_counters_say_what_was_done(engine):
+    completions = await engine.generate(work(samples=8))
+    assert engine.generated_tokens == sum(len(completion.token_ids) for completion in completions)
+    assert engine.busy_seconds > 0
+
+
+async def test_numerics_and_capabilities_are_filled(engine):
+    await engine.generate(work())
+    numerics, capabilities = engine.numerics(), engine.capabilities()
+    assert all([numerics.engine, numerics.engine_version, numerics.device_vendor, numerics.data_type])
+    assert numerics.log_probs_mode == ("processed" if capabilities.processed_log_probs else "raw")
+    assert (capabilities.scoring, capabilities.in_flight_update) == (True, True)
+    assert capabilities.max_concurrent_sequences == 64
+    assert len(engine.model_digests().config) == 64
+
+
+async def test_truncated_sampling_reports_the_distribution_that_was_sampled_from(engine):
+    if not engine.capabilities().processed_log_probs:
+        with pytest.raises(InvalidMessageError):
+            await engine.generate(work(top_k=3))
+        return
+    completions = await engine.generate(work(samples=64, top_k=3, temperature=0.7, max_new_tokens=1))
+    scores = await scored(engine, [[*PROMPT, token] for token in range(VOCABULARY)])
+    best = sorted(((values[-1] / 0.7, token) for token, values in enumerate(scores)), reverse=True)[:3]
+    mass = sum(math.exp(value) for value, _ in best)
+    kept = {token: value - math.log(mass) for value, token in best}
+    for completion in completions:
+        assert completion.log_probs[0] == pytest.approx(kept[completion.token_ids[0]], abs=ROUNDING)
