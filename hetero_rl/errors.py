@@ -68,7 +68,18 @@ class ProtocolError(HeteroRLError):
 
 
 class InvalidMessageError(ProtocolError, ValueError):
-    """A message breaks a rule of the protocol; nothing of it was stored."""
+    """A message breaks a rule of the protocol; nothing of it was stored.
+
+    Args:
+        message: Which field, which value, and what would be right.
+        field: Path of the field, such as `TrajectoryBatch.log_probs`.
+        reason: The `RefusalReason` name that the sender is told.
+    """
+
+    def __init__(self, message: str, field: str = "", reason: str = "INVALID_FIELD") -> None:
+        super().__init__(message)
+        self.field = field
+        self.reason = reason
 
 
 class RefusedError(ProtocolError):

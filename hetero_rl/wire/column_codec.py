@@ -11,6 +11,7 @@ import zlib
 
 from hetero_rl.errors import InvalidMessageError
 from hetero_rl.v1 import columns_pb2
+from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import DataType
 
 __all__ = ["MAX_COLUMN_BYTES", "ColumnEncoding", "decode_column", "encode_column"]
@@ -76,8 +77,8 @@ def decode_column(
             exactly the declared length.
     """
     if int(column.data_type) != data_type:
-        raise InvalidMessageError(
-            f"{field}.data_type is {int(column.data_type)}, expected {data_type.name} ({data_type.value})"
+        raise invalid(
+            f"{field}.data_type", f"is {int(column.data_type)}, expected {data_type.name} ({data_type.value})"
         )
     _check_length(column.length, data_type.item_size, field, max_elements)
     encoding = int(column.encoding)
@@ -85,7 +86,7 @@ def decode_column(
         return _decode_raw(column, data_type.item_size, field)
     if encoding == ColumnEncoding.BYTE_PLANES:
         return _decode_planes(column, data_type.item_size, field)
-    raise InvalidMessageError(f"{field}.encoding is {encoding}, known are RAW (1) and BYTE_PLANES (2)")
+    raise invalid(f"{field}.encoding", f"is {encoding}, known are RAW (1) and BYTE_PLANES (2)")
 
 
 def _check_length(length: int, item_size: int, field: str, max_elements: int | None) -> None:
@@ -93,7 +94,7 @@ def _check_length(length: int, item_size: int, field: str, max_elements: int | N
     if max_elements is not None:
         most = min(most, max_elements)
     if length > most:
-        raise InvalidMessageError(f"{field}.length is {length}, at most {most} elements are accepted")
+        raise invalid(f"{field}.length", f"is {length}, at most {most} elements are accepted", "TOO_LARGE")
 
 
 def _encode_planes(data: bytes, item_size: int) -> bytes:
@@ -127,8 +128,8 @@ def _deflate(plane: bytes) -> bytes:
 def _decode_raw(column: columns_pb2.Column, item_size: int, field: str) -> bytes:
     data = column.data
     if len(data) != column.length * item_size:
-        raise InvalidMessageError(
-            f"{field}.data has {len(data)} bytes, expected {column.length} elements of {item_size} bytes"
+        raise invalid(
+            f"{field}.data", f"has {len(data)} bytes, expected {column.length} elements of {item_size} bytes"
         )
     return data
 
@@ -147,33 +148,33 @@ def _split_planes(data: bytes, item_size: int, field: str) -> list[tuple[int, me
     view, position = memoryview(data), 0
     for index in range(item_size):
         if position + _PLANE_HEADER.size > len(view):
-            raise InvalidMessageError(f"{field}.data ends before the header of plane {index}")
+            raise invalid(f"{field}.data", f"ends before the header of plane {index}")
         kind, size = _PLANE_HEADER.unpack_from(view, position)
         position += _PLANE_HEADER.size
         if size > len(view) - position:
-            raise InvalidMessageError(
-                f"{field}.data plane {index} says {size} bytes, {len(view) - position} are left"
+            raise invalid(
+                f"{field}.data", f"plane {index} says {size} bytes, {len(view) - position} are left"
             )
         planes.append((kind, view[position : position + size]))
         position += size
     if position != len(view):
-        raise InvalidMessageError(f"{field}.data has {len(view) - position} bytes behind the last plane")
+        raise invalid(f"{field}.data", f"has {len(view) - position} bytes behind the last plane")
     return planes
 
 
 def _decode_plane(kind: int, payload: memoryview, length: int, field: str) -> bytes | memoryview:
     if kind == _STORED:
         if len(payload) != length:
-            raise InvalidMessageError(f"{field} stores {len(payload)} bytes, expected {length}")
+            raise invalid(field, f"stores {len(payload)} bytes, expected {length}")
         return payload
     if kind != _DEFLATED:
-        raise InvalidMessageError(f"{field} has kind {kind}, known are 0 (stored) and 1 (deflated)")
+        raise invalid(field, f"has kind {kind}, known are 0 (stored) and 1 (deflated)")
     decoder = zlib.decompressobj(_RAW_DEFLATE_BITS)
     try:
         # One byte more than may come: an honest stream then ends inside the limit, a bomb fills it and is refused.
         plane = decoder.decompress(payload, length + 1)
     except zlib.error as error:
-        raise InvalidMessageError(f"{field} is not a DEFLATE stream: {error}") from error
+        raise invalid(field, f"is not a DEFLATE stream: {error}") from error
     if len(plane) != length or not decoder.eof or decoder.unused_data or decoder.unconsumed_tail:
-        raise InvalidMessageError(f"{field} does not decode to exactly {length} bytes")
+        raise invalid(field, f"does not decode to exactly {length} bytes")
     return plane

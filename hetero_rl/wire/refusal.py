@@ -53,7 +53,6 @@ REASON_STATUS: Mapping[str, grpc.StatusCode] = {
 """Status of every reason of the protocol."""
 
 _ERROR_REASONS: tuple[tuple[type[HeteroRLError], str], ...] = (
-    (InvalidMessageError, "INVALID_FIELD"),
     (FencedError, "FENCED"),
     (DiskFullError, "STORAGE_FULL"),
     (DamagedError, "DIGEST_MISMATCH"),
@@ -93,11 +92,15 @@ class Refusal:
 def to_refusal(error: HeteroRLError) -> Refusal | None:
     """The refusal that an error of the hub becomes; None for an error that is a fault of the hub itself.
 
-    A `RefusedError` keeps its reason and details; a reason that the protocol does not have becomes INCOMPATIBLE.
+    A `RefusedError` keeps its reason and details; a reason that the protocol does not have becomes INCOMPATIBLE. An
+    `InvalidMessageError` names its field in the details.
     """
     if isinstance(error, RefusedError):
         reason = error.reason if error.reason in REASON_STATUS else "INCOMPATIBLE"
         return Refusal(REASON_STATUS[reason], str(error), reason, error.details)
+    if isinstance(error, InvalidMessageError):
+        reason = error.reason if error.reason in REASON_STATUS else "INVALID_FIELD"
+        return Refusal(REASON_STATUS[reason], str(error), reason, {"field": error.field})
     for kind, reason in _ERROR_REASONS:
         if isinstance(error, kind):
             return Refusal(REASON_STATUS[reason], str(error), reason, {})

@@ -8,9 +8,9 @@ from typing import TypeVar
 from google.protobuf import duration_pb2
 from google.protobuf.message import Message
 
-from hetero_rl.errors import InvalidMessageError
 from hetero_rl.v1 import columns_pb2
 from hetero_rl.wire.column_codec import decode_column
+from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import DataType
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "finite_of",
     "member_of",
     "members_of",
+    "name_of",
     "optional_column_of",
     "require",
     "seconds_of",
@@ -38,7 +39,7 @@ def name_of(message: Message, field: str) -> str:
 def require(message: Message, field: str) -> None:
     """Refuses a message without the submessage `field`."""
     if not message.HasField(field):
-        raise InvalidMessageError(f"{name_of(message, field)} is missing")
+        raise invalid(name_of(message, field), "is missing")
 
 
 def member_of(kind: type[_Enum], message: Message, field: str) -> _Enum:
@@ -56,14 +57,14 @@ def _member(kind: type[_Enum], value: int, name: str) -> _Enum:
         return kind(value)
     except ValueError as error:
         known = ", ".join(f"{member.name} ({member.value})" for member in kind)
-        raise InvalidMessageError(f"{name} is {int(value)}, known are {known}") from error
+        raise invalid(name, f"is {int(value)}, known are {known}") from error
 
 
 def finite_of(message: Message, field: str) -> float:
     """Reads a number; refuses NaN and infinity."""
     value = float(getattr(message, field))
     if not math.isfinite(value):
-        raise InvalidMessageError(f"{name_of(message, field)} is {value}, expected a finite number")
+        raise invalid(name_of(message, field), f"is {value}, expected a finite number")
     return value
 
 
@@ -71,7 +72,7 @@ def count_of(message: Message, field: str, least: int) -> int:
     """Reads an integer that must be at least `least`."""
     value = int(getattr(message, field))
     if value < least:
-        raise InvalidMessageError(f"{name_of(message, field)} is {value}, expected at least {least}")
+        raise invalid(name_of(message, field), f"is {value}, expected at least {least}")
     return value
 
 
@@ -85,9 +86,9 @@ def seconds_of(message: Message, field: str) -> float:
     """Reads a Duration as seconds; absent is 0. Refuses negative and ill-formed ones."""
     duration: duration_pb2.Duration = getattr(message, field)
     if not (0 <= duration.seconds <= _MAX_SECONDS and 0 <= duration.nanos < _NANOS):
-        raise InvalidMessageError(
-            f"{name_of(message, field)} is {duration.seconds} s and {duration.nanos} ns,"
-            " expected a duration of 0 or more"
+        raise invalid(
+            name_of(message, field),
+            f"is {duration.seconds} s and {duration.nanos} ns, expected a duration of 0 or more",
         )
     return duration.seconds + duration.nanos / _NANOS
 
@@ -105,7 +106,7 @@ def column_of(
     column: columns_pb2.Column = getattr(message, field)
     name = name_of(message, field)
     if length is not None and column.length != length:
-        raise InvalidMessageError(f"{name}.length is {column.length}, expected {length}")
+        raise invalid(name, f"has {column.length} elements, expected {length}")
     return decode_column(column, data_type, name, max_elements=max_elements)
 
 

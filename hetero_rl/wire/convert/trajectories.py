@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from hetero_rl.errors import InvalidMessageError
 from hetero_rl.v1 import columns_pb2, training_service_pb2, trajectory_pb2
 from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
 from hetero_rl.wire.columns import (
@@ -21,6 +20,7 @@ from hetero_rl.wire.columns import (
 )
 from hetero_rl.wire.convert import fields
 from hetero_rl.wire.convert.work import lengths_of, prompt_group_from_proto, prompt_group_to_proto
+from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
     DataType,
     Disposition,
@@ -86,10 +86,13 @@ def trajectory_batch_from_proto(
     lengths = lengths_of(message, "lengths", length=samples)
     tokens = sum(lengths)
     if max_tokens is not None and tokens > max_tokens:
-        raise InvalidMessageError(f"TrajectoryBatch.lengths add up to {tokens} tokens, at most {max_tokens}")
+        raise invalid(
+            "TrajectoryBatch.lengths", f"add up to {tokens} tokens, at most {max_tokens} fit", "TOO_LARGE"
+        )
     if len(message.finish_reasons) != samples:
-        raise InvalidMessageError(
-            f"TrajectoryBatch.finish_reasons has {len(message.finish_reasons)} elements, expected {samples}"
+        raise invalid(
+            "TrajectoryBatch.finish_reasons",
+            f"has {len(message.finish_reasons)} elements, expected {samples}",
         )
     log_probs = fields.optional_column_of(message, "log_probs", DataType.FLOAT32, length=tokens)
     mask = fields.optional_column_of(message, "action_mask", DataType.UINT8, length=tokens)
@@ -173,11 +176,9 @@ def finished_group_from_proto(message: training_service_pb2.FinishedGroup) -> Fi
     """Unpacks a group with all its completions."""
     fields.require(message, "group")
     for field in ("worker_names", "backends"):
-        if len(getattr(message, field)) != len(message.batches):
-            raise InvalidMessageError(
-                f"FinishedGroup.{field} has {len(getattr(message, field))} elements,"
-                f" expected {len(message.batches)}"
-            )
+        names = len(getattr(message, field))
+        if names != len(message.batches):
+            raise invalid(f"FinishedGroup.{field}", f"has {names} elements, expected {len(message.batches)}")
     return FinishedGroup(
         group=prompt_group_from_proto(message.group),
         batches=tuple(trajectory_batch_from_proto(batch) for batch in message.batches),

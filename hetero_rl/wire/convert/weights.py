@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from hetero_rl.errors import InvalidMessageError
 from hetero_rl.v1 import weights_pb2
 from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
 from hetero_rl.wire.columns import Float32Bytes, Int32Bytes, int32_column
 from hetero_rl.wire.convert import fields
 from hetero_rl.wire.convert.work import lengths_of
+from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
     BlobReference,
     DataType,
@@ -139,8 +139,9 @@ def tensor_to_proto(tensor: TensorEntry) -> weights_pb2.TensorEntry:
 def tensor_from_proto(message: weights_pb2.TensorEntry, blobs: int) -> TensorEntry:
     """Unpacks one tensor's entry of a manifest with `blobs` blobs."""
     if message.blob_index >= max(blobs, 1):
-        raise InvalidMessageError(
-            f"TensorEntry.blob_index of {message.name!r} is {message.blob_index}, the manifest has {blobs} blobs"
+        raise invalid(
+            "TensorEntry.blob_index",
+            f"of {message.name!r} is {message.blob_index}, the manifest has {blobs} blobs",
         )
     return TensorEntry(
         name=message.name,

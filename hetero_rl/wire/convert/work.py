@@ -2,11 +2,11 @@
 
 from google.protobuf.message import Message
 
-from hetero_rl.errors import InvalidMessageError
 from hetero_rl.v1 import work_pb2
 from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
 from hetero_rl.wire.columns import Int32Bytes, int32_column, int32_view
 from hetero_rl.wire.convert import fields
+from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
     DataType,
     GenerateWork,
@@ -43,12 +43,10 @@ def sampling_from_proto(message: work_pb2.SamplingParameters) -> SamplingParamet
     """Unpacks sampling parameters; refuses values outside the ranges of the protocol."""
     temperature = fields.finite_of(message, "temperature")
     if not 0 <= temperature <= 2:
-        raise InvalidMessageError(
-            f"SamplingParameters.temperature is {temperature}, expected a number in [0, 2]"
-        )
+        raise invalid("SamplingParameters.temperature", f"is {temperature}, expected a number in [0, 2]")
     top_p = fields.finite_of(message, "top_p")
     if not 0 < top_p <= 1:
-        raise InvalidMessageError(f"SamplingParameters.top_p is {top_p}, expected a number in (0, 1]")
+        raise invalid("SamplingParameters.top_p", f"is {top_p}, expected a number in (0, 1]")
     return SamplingParameters(
         temperature=temperature,
         top_p=top_p,
@@ -142,9 +140,7 @@ def lengths_of(message: Message, field: str, *, length: int | None = None) -> tu
     """Reads a column of sequence lengths; each is at least 1."""
     lengths = tuple(int32_view(fields.column_of(message, field, DataType.INT32, length=length)))
     if lengths and min(lengths) < 1:
-        raise InvalidMessageError(
-            f"{fields.name_of(message, field)} holds {min(lengths)}, expected lengths of at least 1"
-        )
+        raise invalid(fields.name_of(message, field), f"holds {min(lengths)}, expected lengths of at least 1")
     return lengths
 
 
@@ -172,7 +168,7 @@ def lease_from_proto(message: work_pb2.Lease) -> Lease:
         case "score":
             work = score_from_proto(message.score)
         case _:
-            raise InvalidMessageError("Lease.work is missing or of a kind that this side does not know")
+            raise invalid("Lease.work", "is missing or of a kind that this side does not know")
     return Lease(
         lease_id=message.lease_id,
         attempt=message.attempt,

@@ -1,6 +1,5 @@
 """What a worker says of itself and what it is told: proto <-> frozen values."""
 
-from hetero_rl.errors import InvalidMessageError
 from hetero_rl.v1 import rollout_service_pb2, worker_pb2
 from hetero_rl.wire.column_codec import ColumnEncoding
 from hetero_rl.wire.convert import fields
@@ -11,6 +10,7 @@ from hetero_rl.wire.convert.trajectories import (
     trajectory_batch_to_proto,
 )
 from hetero_rl.wire.convert.work import lease_from_proto, lease_to_proto
+from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
     Capabilities,
     Heartbeat,
@@ -65,7 +65,7 @@ def identity_to_proto(worker: WorkerIdentity) -> rollout_service_pb2.WorkerIdent
 def identity_from_proto(message: rollout_service_pb2.WorkerIdentity) -> WorkerIdentity:
     """Unpacks who is calling."""
     if not message.worker_name:
-        raise InvalidMessageError("WorkerIdentity.worker_name is empty")
+        raise invalid("WorkerIdentity.worker_name", "is empty")
     return WorkerIdentity(message.worker_name, fields.count_of(message, "worker_epoch", 1))
 
 
@@ -133,8 +133,9 @@ def numerics_from_proto(message: worker_pb2.NumericsRecord) -> NumericsRecord:
         emulated=message.emulated,
     )
     if record.numerics_id != message.numerics_id:
-        raise InvalidMessageError(
-            f"NumericsRecord.numerics_id is {message.numerics_id!r}, the other fields hash to {record.numerics_id!r}"
+        raise invalid(
+            "NumericsRecord.numerics_id",
+            f"is {message.numerics_id!r}, the other fields hash to {record.numerics_id!r}",
         )
     return record
 
@@ -259,7 +260,7 @@ def submission_from_proto(
         case "scores":
             results = score_batch_from_proto(message.scores, max_tokens=max_tokens)
         case _:
-            raise InvalidMessageError("SubmitResultsRequest.results is missing")
+            raise invalid("SubmitResultsRequest.results", "is missing")
     return Submission(
         worker=identity_from_proto(message.worker),
         sequence=message.sequence,
