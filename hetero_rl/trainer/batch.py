@@ -3,7 +3,7 @@
 What cannot be trained is left out and counted by its cause, never silently:
 
 - stale: the sequence's oldest token is further from the trainer than max_lag steps,
-- incomplete: the engine gave up in the middle of the sequence.
+- incomplete: the engine gave up in the middle of the sequence, or the policy chose none of its tokens.
 
 Shapes: G groups, S sequences kept, P prompt tokens of all groups, N completion tokens of all kept sequences.
 """
@@ -64,8 +64,10 @@ class TrainingBatch:
     """[N] bool, True where the policy chose the token."""
     token_versions: Tensor
     """[N] int64, the weight version that sampled each token."""
+    token_lags: Tensor
+    """[N] int64, optimizer steps between the trainer and each token's weight version."""
     lags: Tensor
-    """[S] int64, optimizer steps between the trainer and the sequence's most distant token."""
+    """[S] int64, the largest of its tokens' lags."""
     rewards: Tensor
     """[S] float32."""
     backends: tuple[str, ...]
@@ -82,6 +84,12 @@ class TrainingBatch:
         """Prompt plus completion tokens of each sequence."""
         totals: list[int] = (self.prompt_lengths[self.group_of_sequence] + self.lengths).tolist()
         return totals
+
+    @property
+    def action_lengths(self) -> Tensor:
+        """[S] int64, tokens of each sequence that the policy chose, each at least 1."""
+        sequence_of_token = torch.repeat_interleave(torch.arange(self.sequences), self.lengths)
+        return torch.zeros_like(self.lengths).index_add_(0, sequence_of_token, self.action_mask.long())
 
     def prompt_of(self, sequence: int) -> Tensor:
         """The prompt ids of a sequence, a view."""
@@ -108,6 +116,7 @@ class _Sequence:
     log_probs: np.ndarray[tuple[int], np.dtype[np.float32]]
     action_mask: np.ndarray[tuple[int], np.dtype[np.uint8]]
     versions: np.ndarray[tuple[int], np.dtype[np.int64]]
+    lags: np.ndarray[tuple[int], np.dtype[np.int64]]
     backend: str
     aborted: bool
 
@@ -146,9 +155,9 @@ def build_batch(
     dropped: list[DroppedSequence] = []
     for position, (group, group_rewards) in enumerate(zip(groups, rewards, strict=True)):
         _check_prompt(group, vocabulary_size)
-        sequences = _sequences_of(group, vocabulary_size)
+        sequences = _sequences_of(step, group, vocabulary_size)
         for sequence, reward in zip(sequences, group_rewards, strict=True):
-            lag = _lag(step, sequence, group.version_steps)
+            lag = int(sequence.lags.max())
             cause = _cause_to_drop(sequence, lag, max_lag)
             if cause is None:
                 kept.append((position, sequence, lag, reward))
@@ -179,6 +188,7 @@ def _columns(
         behavior_log_probs=_joined([sequence.log_probs for sequence in sequences], torch.float32),
         action_mask=_joined([sequence.action_mask for sequence in sequences], torch.bool),
         token_versions=_joined([sequence.versions for sequence in sequences], torch.int64),
+        token_lags=_joined([sequence.lags for sequence in sequences], torch.int64),
         lags=torch.tensor([entry[2] for entry in kept], dtype=torch.int64),
         rewards=torch.tensor([entry[3] for entry in kept], dtype=torch.float32),
         backends=tuple(sequence.backend for sequence in sequences),
@@ -192,13 +202,13 @@ def _joined(columns: "Sequence[np.ndarray[tuple[int], np.dtype[np.generic]]]", d
     return torch.from_numpy(np.concatenate(columns)).to(dtype)
 
 
-def _sequences_of(group: FinishedGroup, vocabulary_size: int) -> list[_Sequence]:
+def _sequences_of(step: int, group: FinishedGroup, vocabulary_size: int) -> list[_Sequence]:
     """The completions of a group by sample index; each index must be there once."""
     name = group.group.group_id
     sequences = [
         sequence
         for batch, backend in zip(group.batches, group.backends, strict=True)
-        for sequence in _split(batch, backend, vocabulary_size)
+        for sequence in _split(step, batch, backend, group.version_steps, vocabulary_size)
     ]
     sequences.sort(key=lambda sequence: sequence.sample_index)
     if [sequence.sample_index for sequence in sequences] != list(range(group.group.group_size)):
@@ -209,7 +219,9 @@ def _sequences_of(group: FinishedGroup, vocabulary_size: int) -> list[_Sequence]
     return sequences
 
 
-def _split(batch: TrajectoryBatch, backend: str, vocabulary_size: int) -> list[_Sequence]:
+def _split(
+    step: int, batch: TrajectoryBatch, backend: str, version_steps: Mapping[int, int], vocabulary_size: int
+) -> list[_Sequence]:
     if batch.log_probs is None:
         raise InvalidMessageError(f"group {batch.group_id} has no log-probabilities; it cannot be trained on")
     token_ids = np.frombuffer(batch.token_ids, np.int32)
@@ -219,6 +231,7 @@ def _split(batch: TrajectoryBatch, backend: str, vocabulary_size: int) -> list[_
         mask = np.frombuffer(batch.action_mask, np.uint8)
     _check_columns(batch, token_ids, {"log_probs": log_probs.size, "action_mask": mask.size}, vocabulary_size)
     versions = _token_versions(batch)
+    lags = _token_lags(step, versions, version_steps)
     return [
         _Sequence(
             sample_index=index,
@@ -226,6 +239,7 @@ def _split(batch: TrajectoryBatch, backend: str, vocabulary_size: int) -> list[_
             log_probs=log_probs[start : start + length],
             action_mask=mask[start : start + length],
             versions=versions[start : start + length],
+            lags=lags[start : start + length],
             backend=backend,
             aborted=reason is FinishReason.ABORTED,
         )
@@ -282,17 +296,20 @@ def _starts(batch: TrajectoryBatch) -> list[int]:
     return [int(end) - length for end, length in zip(ends, batch.lengths, strict=True)]
 
 
-def _lag(step: int, sequence: _Sequence, version_steps: Mapping[int, int]) -> int:
-    """Optimizer steps between the trainer and the most distant version in the sequence, after or before."""
-    versions = {int(version) for version in sequence.versions}
-    unknown = versions - version_steps.keys()
+def _token_lags(
+    step: int, versions: "np.ndarray[tuple[int], np.dtype[np.int64]]", version_steps: Mapping[int, int]
+) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Steps between the trainer, which has applied `step - 1`, and each token's version, before or after."""
+    known, where = np.unique(versions, return_inverse=True)
+    unknown = {int(version) for version in known} - version_steps.keys()
     if unknown:
         raise InvalidMessageError(f"the hub does not say which step made weight versions {sorted(unknown)}")
-    return max(abs(step - 1 - version_steps[version]) for version in versions)
+    steps = np.array([version_steps[int(version)] for version in known], np.int64)
+    return np.abs(step - 1 - steps)[where]
 
 
 def _cause_to_drop(sequence: _Sequence, lag: int, max_lag: int) -> Disposition | None:
-    if sequence.aborted:
+    if sequence.aborted or not sequence.action_mask.any():
         return Disposition.DROPPED_INCOMPLETE
     if lag > max_lag:
         return Disposition.DROPPED_STALE

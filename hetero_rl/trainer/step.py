@@ -1,0 +1,238 @@
+"""One optimizer step: zero, forward and backward per micro-batch, check, clip, AdamW.
+
+    batch ─► estimator.prepare (whole batch, once)
+               └─ per micro-batch: log-probs ─► coefficients (detached) ─► surrogate loss ─► backward
+    gradients ─► finite? ─► clip ─► AdamW
+
+The denominators of the loss are those of the whole batch, so the sum over micro-batches is the loss of the step and
+does not depend on how the batch was cut. Nothing is applied unless every log-probability, the loss and the gradient
+norm are finite.
+
+Shapes: S sequences, N action tokens of them: completion tokens that the policy chose.
+"""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetero_rl.config.tree import OptimizerConfig
+from hetero_rl.errors import NonFiniteError
+from hetero_rl.estimators import Coefficients, Estimator, Needs, PreparedBatch, RecordedBatch, surrogate_loss
+from hetero_rl.estimators.batch import token_positions
+from hetero_rl.trainer.batch import TrainingBatch
+from hetero_rl.trainer.log_probs import completion_log_probs
+from hetero_rl.trainer.micro_batches import padded_tokens, plan_micro_batches
+from hetero_rl.trainer.policy import Policy
+
+__all__ = ["Learner", "StepResult", "action_log_probs", "learning_rate_at", "make_optimizer", "record"]
+
+HALF_PRECISION_LOSS_SCALE = 2.0**14
+"""Lifts float16 gradients of a loss that is divided by all tokens of the batch out of the subnormal range."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepResult:
+    """What a step did, in the order of the batch's sequences. On the CPU, without gradients."""
+
+    loss: float
+    gradient_norm: float
+    """Before clipping."""
+    learning_rate: float
+    log_probs: Tensor
+    """[N] log pi, of the forward passes that were trained."""
+    prepared: PreparedBatch
+    coefficients: Coefficients
+    padded_tokens: int
+    """Tokens computed, padding included."""
+    seconds: float
+
+
+def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over the float32 master weights."""
+    return torch.optim.AdamW(
+        policy.parameters(),
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+    )
+
+
+def learning_rate_at(step: int, config: OptimizerConfig) -> float:
+    """Learning rate of optimizer step `step`, from 1: linear warm-up, then constant."""
+    if step >= config.warmup_steps:
+        return config.learning_rate
+    return config.learning_rate * step / config.warmup_steps
+
+
+def record(
+    batch: TrainingBatch, *, group_size: int, max_new_tokens: int, old_log_probs: Tensor | None = None
+) -> RecordedBatch:
+    """What the estimator sees of a batch: action tokens only.
+
+    Args:
+        batch: At least one sequence; each has an action token.
+        group_size: Completions that a whole group has.
+        max_new_tokens: Largest completion of the run.
+        old_log_probs: log pi_old of each action token [N] float32, when it was recomputed for all.
+    """
+    return RecordedBatch(
+        behavior_log_probs=batch.behavior_log_probs[batch.action_mask],
+        lengths=batch.action_lengths,
+        group_ids=batch.group_of_sequence,
+        rewards=batch.rewards,
+        old_log_probs=old_log_probs,
+        token_lags=batch.token_lags[batch.action_mask],
+        group_size=group_size,
+        max_new_tokens=max_new_tokens,
+    )
+
+
+def action_log_probs(
+    policy: Policy, batch: TrainingBatch, sequences: "tuple[int, ...]", temperature: float
+) -> Tensor:
+    """Log-probabilities of the action tokens of some sequences, [n] float32 on the CPU, with gradients."""
+    mask = torch.cat([batch.action_mask[batch.tokens_of(index)] for index in sequences])
+    return completion_log_probs(policy, batch, sequences, temperature).cpu()[mask]
+
+
+class Learner:
+    """The policy, its optimizer and the estimator.
+
+    Args:
+        policy: What is trained.
+        estimator: Turns log-probabilities into coefficients.
+        config: Optimizer settings.
+        tokens_per_micro_batch: Budget of one forward and backward pass, padding included.
+        temperature: The sampling temperature; log-probabilities are those of the tempered distribution.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        estimator: Estimator[Any],
+        config: OptimizerConfig,
+        *,
+        tokens_per_micro_batch: int,
+        temperature: float = 1.0,
+    ) -> None:
+        self.policy = policy
+        self.optimizer = make_optimizer(policy, config)
+        self._estimator = estimator
+        self._config = config
+        self._budget = tokens_per_micro_batch
+        self._temperature = temperature
+
+    def plan(self, batch: TrainingBatch) -> tuple[tuple[int, ...], ...]:
+        """The micro-batches of a batch; raises ConfigError when one sequence exceeds the budget."""
+        return plan_micro_batches(batch.total_lengths, self._budget)
+
+    def step(self, batch: TrainingBatch, recorded: RecordedBatch) -> StepResult:
+        """Makes one optimizer step with a batch of at least one sequence.
+
+        Raises:
+            NonFiniteError: A log-probability, the loss or the gradient is not finite; nothing was applied.
+        """
+        started = time.monotonic()
+        plan = self.plan(batch)
+        prepared = self._estimator.prepare(recorded, self._current_log_probs(batch, plan))
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = [self._forward_and_backward(batch, prepared, sequences) for sequences in plan]
+        loss = math.fsum(part.loss for part in parts)
+        gradient_norm = self._clip_gradients(batch.step)
+        learning_rate = learning_rate_at(batch.step, self._config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        return StepResult(
+            loss=loss,
+            gradient_norm=gradient_norm,
+            learning_rate=learning_rate,
+            log_probs=_in_batch_order([part.log_probs for part in parts], plan, recorded.lengths),
+            prepared=prepared,
+            coefficients=_joined_coefficients([part.coefficients for part in parts], plan, recorded.lengths),
+            padded_tokens=padded_tokens(batch.total_lengths, plan),
+            seconds=time.monotonic() - started,
+        )
+
+    def _current_log_probs(self, batch: TrainingBatch, plan: tuple[tuple[int, ...], ...]) -> Tensor | None:
+        """One pass without gradients, only for estimators that couple sequences through the current policy."""
+        if self._estimator.needs is not Needs.CURRENT_POLICY:
+            return None
+        with torch.no_grad():
+            parts = [action_log_probs(self.policy, batch, part, self._temperature) for part in plan]
+        return _in_batch_order(parts, plan, batch.action_lengths)
+
+    def _forward_and_backward(
+        self, batch: TrainingBatch, prepared: PreparedBatch, sequences: tuple[int, ...]
+    ) -> "_Part":
+        part = prepared.select(sequences)
+        log_probs = action_log_probs(self.policy, batch, sequences, self._temperature)
+        coefficients = self._estimator.coefficients(part, log_probs.detach())
+        loss = surrogate_loss(part, coefficients, log_probs)
+        if not bool(log_probs.detach().isfinite().all()) or not math.isfinite(loss.item()):
+            raise NonFiniteError(
+                f"step {batch.step}: the loss of a micro-batch is {loss.item()} and"
+                f" {int((~log_probs.isfinite()).sum())} of its log-probabilities are not finite"
+            )
+        (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
+        return _Part(loss.item(), log_probs.detach(), coefficients)
+
+    def _clip_gradients(self, step: int) -> float:
+        parameters = self.policy.parameters()
+        if self._loss_scale != 1:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(self._loss_scale)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_gradient_norm))
+        if not math.isfinite(norm):
+            raise NonFiniteError(f"step {step}: the gradient norm is {norm}")
+        return norm
+
+    @property
+    def _loss_scale(self) -> float:
+        return HALF_PRECISION_LOSS_SCALE if self.policy.compute_dtype == torch.float16 else 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """What one micro-batch gave."""
+
+    loss: float
+    log_probs: Tensor
+    coefficients: Coefficients
+
+
+def _in_batch_order(parts: list[Tensor], plan: tuple[tuple[int, ...], ...], lengths: Tensor) -> Tensor:
+    """Token columns of the micro-batches, put back into the order of the batch's sequences."""
+    order = torch.tensor([index for sequences in plan for index in sequences])
+    joined = torch.cat(parts)
+    result = torch.empty_like(joined)
+    result[token_positions(lengths, order)] = joined
+    return result
+
+
+def _joined_coefficients(
+    parts: list[Coefficients], plan: tuple[tuple[int, ...], ...], lengths: Tensor
+) -> Coefficients:
+    """The coefficients of the whole batch from those of its micro-batches."""
+    order = torch.tensor([index for sequences in plan for index in sequences])
+
+    def sequences(columns: list[Tensor]) -> Tensor:
+        joined = torch.cat(columns)
+        result = torch.empty_like(joined)
+        result[order] = joined
+        return result
+
+    return Coefficients(
+        values=_in_batch_order([part.values for part in parts], plan, lengths),
+        keep=_in_batch_order([part.keep for part in parts], plan, lengths),
+        log_importance_ratio=sequences([part.log_importance_ratio for part in parts]),
+        unusable_tokens=sequences([part.unusable_tokens for part in parts]),
+        clamped=sequences([part.clamped for part in parts]),
+        masked=sequences([part.masked for part in parts]),
+    )

@@ -1,0 +1,213 @@
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hetero_rl.config.tree import OptimizerConfig
+from hetero_rl.errors import NonFiniteError
+from hetero_rl.estimators import make_estimator
+from hetero_rl.trainer.batch import build_batch
+from hetero_rl.trainer.incidents import save_incident
+from hetero_rl.trainer.step import Learner, action_log_probs, learning_rate_at, record
+from hetero_rl.wire.messages import FinishReason
+
+
+@pytest.fixture
+def batch(make_group):
+    groups = [make_group(0, [5, 6, 7], [[7, 2], [2, 9, 4]]), make_group(1, [4], [[3, 8, 9, 1], [1, 1]])]
+    return build_batch(1, groups, [[1.0, 0.0], [0.25, 0.75]], max_lag=0, vocabulary_size=12)
+
+
+def learner(policy, name="reinforce", options=None, *, budget=64, **settings):
+    config = OptimizerConfig(**{"learning_rate": 1e-2, **settings})
+    return Learner(policy, make_estimator(name, options), config, tokens_per_micro_batch=budget)
+
+
+def recorded(batch, **columns):
+    return record(batch, group_size=2, max_new_tokens=8, **columns)
+
+
+def weights(policy):
+    return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()]).clone()
+
+
+def test_the_gradient_of_reinforce_is_that_of_its_formula(policy, batch):
+    # Advantages r - mean: 0.5, -0.5, -0.25, 0.25; every one of the 11 tokens counts 1/11.
+    current = action_log_probs(policy, batch, (0, 1, 2, 3), 1.0)
+    factors = [0.5 / 11, -0.5 / 11, -0.25 / 11, 0.25 / 11]
+    loss = -sum(factor * current[batch.tokens_of(i)].sum() for i, factor in enumerate(factors))
+    loss.backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+
+    result = learner(policy, max_gradient_norm=1e9).step(batch, recorded(batch))
+
+    found = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-5)
+    assert result.loss == pytest.approx(loss.item(), abs=1e-6)
+    assert result.gradient_norm == pytest.approx(expected.norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "grpo", "gspo", "vespo", "gepo"])
+def test_a_step_does_not_depend_on_how_the_batch_was_cut(model_dir, batch, name):
+    from hetero_rl.trainer.policy import load_policy
+
+    results, states = [], []
+    for budget in (64, 12, 6):
+        policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float32)
+        subject = learner(policy, name, budget=budget, epsilon=1e-3)
+        results.append(subject.step(batch, recorded(batch)))
+        states.append(weights(policy))
+
+    assert len(subject.plan(batch)) > 2
+    for result, state in zip(results[1:], states[1:], strict=True):
+        assert result.loss == pytest.approx(results[0].loss, abs=1e-6)
+        assert result.gradient_norm == pytest.approx(results[0].gradient_norm, rel=1e-4, abs=1e-6)
+        torch.testing.assert_close(result.log_probs, results[0].log_probs, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            result.coefficients.values, results[0].coefficients.values, atol=1e-5, rtol=1e-4
+        )
+        torch.testing.assert_close(state, states[0], atol=1e-5, rtol=0)
+
+
+def test_the_same_inputs_give_bit_equal_results(model_dir, batch):
+    from hetero_rl.trainer.policy import load_policy
+
+    outcomes = []
+    for _ in range(2):
+        policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float32)
+        result = learner(policy, "vespo", budget=12).step(batch, recorded(batch))
+        outcomes.append((result.loss, weights(policy)))
+
+    assert outcomes[0][0] == outcomes[1][0]
+    assert torch.equal(outcomes[0][1], outcomes[1][1])
+
+
+def test_a_step_raises_the_log_probability_of_what_was_rewarded(policy, batch):
+    subject = learner(policy, weight_decay=0.0)
+    before = action_log_probs(policy, batch, (0,), 1.0).sum().item()
+
+    subject.step(batch, recorded(batch))
+
+    assert action_log_probs(policy, batch, (0,), 1.0).sum().item() > before
+
+
+def test_masked_tokens_are_not_part_of_the_batch_that_the_estimator_sees(policy, make_group):
+    import dataclasses
+
+    from hetero_rl.wire.columns import UInt8Bytes
+
+    group = make_group(0, [5], [[1, 2, 3], [4, 5]])
+    group = dataclasses.replace(
+        group,
+        batches=(dataclasses.replace(group.batches[0], action_mask=UInt8Bytes(bytes([1, 0, 1, 1, 1]))),),
+    )
+    masked = build_batch(1, [group], [[1.0, 0.0]], max_lag=0, vocabulary_size=12)
+
+    result = learner(policy).step(masked, recorded(masked))
+
+    assert masked.action_lengths.tolist() == [2, 2]
+    assert result.log_probs.shape == (4,)
+    everything = build_batch(
+        1, [make_group(0, [5], [[1, 2, 3], [4, 5]])], [[1.0, 0.0]], max_lag=0, vocabulary_size=12
+    )
+    assert everything.action_lengths.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_stops_before_anything_is_applied(policy, batch, poison):
+    subject = learner(policy)
+    with torch.no_grad():
+        policy.parameters()[0][3, 0] = poison
+    before = weights(policy)
+
+    with pytest.raises(NonFiniteError, match="step 1"):
+        subject.step(batch, recorded(batch))
+
+    assert torch.equal(weights(policy).nan_to_num(7), before.nan_to_num(7))
+    assert not subject.optimizer.state
+
+
+def test_a_gradient_that_is_not_finite_stops_before_anything_is_applied(policy, batch):
+    subject = learner(policy)
+    policy.parameters()[0].register_hook(lambda gradient: gradient * math.inf)
+    before = weights(policy)
+
+    with pytest.raises(NonFiniteError, match="gradient norm"):
+        subject.step(batch, recorded(batch))
+
+    assert torch.equal(weights(policy), before)
+    assert not subject.optimizer.state
+
+
+def test_the_batch_of_a_stopped_step_can_be_read_back(tmp_path, batch):
+    directory = save_incident(tmp_path, batch, cause="loss is nan", weight_version=7)
+
+    assert directory == tmp_path / "incidents" / "step_00000001"
+    facts = json.loads((directory / "incident.json").read_text())
+    assert facts["cause"] == "loss is nan"
+    assert facts["weight_version"] == 7
+    assert facts["group_ids"] == ["train-00000000", "train-00000001"]
+    columns = load_file(directory / "batch.safetensors")
+    assert torch.equal(columns["token_ids"], batch.token_ids)
+    assert torch.equal(columns["behavior_log_probs"], batch.behavior_log_probs)
+
+
+def test_gradients_are_clipped_to_the_largest_norm(policy, batch):
+    result = learner(policy, max_gradient_norm=1e-3).step(batch, recorded(batch))
+
+    clipped = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).norm().item()
+    assert result.gradient_norm > 1e-3
+    assert clipped == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_learning_rate_warms_up_linearly_and_stays():
+    config = OptimizerConfig(learning_rate=0.4, warmup_steps=4)
+
+    rates = [learning_rate_at(step, config) for step in (1, 2, 3, 4, 5, 100)]
+
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert learning_rate_at(1, OptimizerConfig(learning_rate=0.4)) == pytest.approx(0.4)
+
+
+def test_half_precision_gradients_are_those_of_float32_within_its_rounding(model_dir, batch):
+    from hetero_rl.trainer.policy import load_policy
+
+    norms = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=dtype)
+        norms.append(learner(policy).step(batch, recorded(batch)).gradient_norm)
+
+    assert norms[1] == pytest.approx(norms[0], rel=0.05)
+    assert norms[2] == pytest.approx(norms[0], rel=0.02)
+
+
+def test_an_estimator_that_needs_the_current_policy_gets_one_extra_pass(policy, batch, monkeypatch):
+    calls = []
+    forward = policy.model.forward
+    monkeypatch.setattr(
+        policy.model,
+        "forward",
+        lambda **inputs: (calls.append(torch.is_grad_enabled()), forward(**inputs))[1],
+    )
+
+    learner(policy, "grpo").step(batch, recorded(batch))
+    learner(policy, "grpo", {"denominator": "after_mask"}).step(batch, recorded(batch))
+
+    assert calls == [True, False, True]
+
+
+def test_sequences_cut_short_by_the_engine_do_not_reach_the_estimator(policy, make_group):
+    group = make_group(
+        0,
+        [5],
+        [[1], [2], [3]],
+        reasons=[FinishReason.STOP, FinishReason.ABORTED, FinishReason.LENGTH],
+    )
+    batch = build_batch(1, [group], [[1.0, 1.0, 0.0]], max_lag=0, vocabulary_size=12)
+
+    result = learner(policy).step(batch, record(batch, group_size=3, max_new_tokens=8))
+
+    assert result.prepared.advantages.tolist() == [0.5, -0.5]
+    assert result.prepared.facts["incomplete_groups"] == 1
