@@ -1,0 +1,8 @@
+"""Where metrics go. Every sink passes `tests/contract/test_sink.py`."""
+
+from hetero_rl.trainer.sinks.base import MetricsRecord, Sink
+from hetero_rl.trainer.sinks.jsonl import JsonlSink
+from hetero_rl.trainer.sinks.memory import MemorySink
+from hetero_rl.trainer.sinks.tensorboard import TensorBoardSink
+
+__all__ = ["JsonlSink", "MemorySink", "MetricsRecord", "Sink", "TensorBoardSink"]

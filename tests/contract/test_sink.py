@@ -1,0 +1,159 @@
+"""What every sink keeps; run against each of them."""
+
+import json
+import math
+import struct
+import warnings
+
+import pytest
+
+from hetero_rl.trainer.sinks import JsonlSink, MemorySink, MetricsRecord, TensorBoardSink
+
+
+class MemoryCase:
+    def __init__(self, directory):
+        self.sink = MemorySink()
+
+    def reopened(self):
+        return self.sink
+
+    def steps(self, name):
+        return [record.step for record in self.sink.records if name in record.values]
+
+    def value(self, step, name):
+        return next(record.values[name] for record in self.sink.records if record.step == step)
+
+
+class JsonlCase:
+    def __init__(self, directory):
+        self.path = directory / "metrics.jsonl"
+        self.sink = JsonlSink(self.path)
+
+    def reopened(self):
+        return JsonlSink(self.path)
+
+    def records(self):
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def steps(self, name):
+        return [record["step"] for record in self.records() if name in record]
+
+    def value(self, step, name):
+        return next(record[name] for record in self.records() if record["step"] == step)
+
+
+class TensorBoardCase:
+    def __init__(self, directory):
+        self.directory = directory / "tensorboard"
+        self.sink = TensorBoardSink(self.directory)
+
+    def reopened(self):
+        return TensorBoardSink(self.directory)
+
+    def events(self, name):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        accumulator = EventAccumulator(str(self.directory))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the reader's own use of old numpy names
+            accumulator.Reload()
+        return accumulator.Scalars(name)
+
+    def steps(self, name):
+        return [event.step for event in self.events(name)]
+
+    def value(self, step, name):
+        return next(event.value for event in self.events(name) if event.step == step)
+
+
+@pytest.fixture(params=[MemoryCase, JsonlCase, TensorBoardCase])
+def case(request, tmp_path):
+    return request.param(tmp_path)
+
+
+def write(sink, steps, value=0.5):
+    for step in steps:
+        sink.write(MetricsRecord(step, {"reward/mean": value, "time": 1.0}))
+
+
+def test_records_can_be_read_while_the_sink_is_open(case):
+    case.sink.start(resume_step=-1)
+    write(case.sink, [0, 1, 2], value=0.25)
+
+    assert case.steps("reward/mean") == [0, 1, 2]
+    assert case.value(1, "reward/mean") == 0.25
+    case.sink.close()
+
+
+def test_a_continued_run_has_no_step_twice(case):
+    case.sink.start(resume_step=-1)
+    write(case.sink, [0, 1, 2, 3], value=0.25)
+    case.sink.close()
+
+    again = case.reopened()
+    again.start(resume_step=1)
+    write(again, [2, 3], value=0.75)
+    again.close()
+
+    assert case.steps("reward/mean") == [0, 1, 2, 3]
+    assert case.value(1, "reward/mean") == 0.25
+    assert case.value(2, "reward/mean") == 0.75
+
+
+def test_a_run_that_continues_from_step_zero_keeps_its_first_record(case):
+    case.sink.start(resume_step=-1)
+    write(case.sink, [0, 1])
+    case.sink.close()
+
+    again = case.reopened()
+    again.start(resume_step=0)
+    write(again, [1])
+    again.close()
+
+    assert case.steps("reward/mean") == [0, 1]
+
+
+def test_a_value_that_is_not_finite_does_not_spoil_the_rest(case):
+    case.sink.start(resume_step=-1)
+    case.sink.write(MetricsRecord(1, {"bad": math.nan, "worse": -math.inf, "good": 1.0}))
+    case.sink.write(MetricsRecord(2, {"good": 2.0}))
+    case.sink.close()
+
+    assert case.value(1, "good") == 1.0
+    assert case.value(2, "good") == 2.0
+
+
+def test_closing_twice_or_before_the_start_does_no_harm(case):
+    case.sink.close()
+    case.sink.start(resume_step=-1)
+    case.sink.close()
+    case.sink.close()
+
+
+def test_lines_of_the_json_sink_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
+    sink = JsonlSink(tmp_path / "run" / "metrics.jsonl")
+    sink.start(resume_step=-1)
+    sink.write(MetricsRecord(3, {"loss": math.nan, "lag/max": 2.0}))
+    sink.close()
+
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 3, "loss": null, "lag/max": 2.0}\n'
+
+
+def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    sink = JsonlSink(path)
+    sink.start(resume_step=2)
+    sink.write(MetricsRecord(2, {"loss": 0.25}))
+    sink.close()
+
+    assert [json.loads(line)["loss"] for line in path.read_text().splitlines()] == [0.5, 0.25]
+
+
+def test_event_files_hold_numbers_in_single_precision(tmp_path):
+    case = TensorBoardCase(tmp_path)
+    case.sink.start(resume_step=-1)
+    case.sink.write(MetricsRecord(1, {"learning_rate": 1e-6}))
+    case.sink.close()
+
+    assert case.value(1, "learning_rate") == struct.unpack("f", struct.pack("f", 1e-6))[0]
