@@ -8,6 +8,7 @@ import hetero_rl
 from hetero_rl.cli import config
 from hetero_rl.cli.backends import backends
 from hetero_rl.cli.reporting import ReportingGroup
+from hetero_rl.cli.status import status
 
 __all__ = ["app", "run"]
 
@@ -35,6 +36,7 @@ def version() -> None:
     typer.echo(f"hetero-rl {hetero_rl.__version__} (Python {platform.python_version()})")
 
 
+app.command()(status)
 app.command()(backends)
 app.add_typer(config.app, name="config")
 

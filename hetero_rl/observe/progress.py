@@ -1,9 +1,10 @@
 """How far a run is, reduced from the metrics of its steps: plain values, no terminal."""
 
 import dataclasses
-import re
 from collections import deque
 from collections.abc import Mapping
+
+from hetero_rl.observe import names
 
 __all__ = ["Evaluation", "RunProgress", "duration", "sparkline"]
 
@@ -13,7 +14,6 @@ RATE_WINDOW = 20
 """Steps whose mean duration gives the expected end."""
 
 _BARS = "▁▂▃▄▅▆▇█"
-_WAIT = re.compile(r"wait/(?P<cause>[a-z_]+)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class RunProgress:
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Takes the metrics of one write of the trainer."""
         self.latest.update(metrics)
-        self.step = max(self.step, int(metrics.get("step", self.step)))
-        if (reward := metrics.get("reward/mean")) is not None:
+        self.step = max(self.step, int(metrics.get(names.STEP, self.step)))
+        if (reward := metrics.get(names.REWARD)) is not None:
             self.rewards.append(reward)
-        if (accuracy := metrics.get("eval/accuracy")) is not None:
+        if (accuracy := metrics.get(names.ACCURACY)) is not None:
             self.evaluations.append(Evaluation(self.step, accuracy))
-        if (seconds := metrics.get("time/step")) is not None:
+        if (seconds := metrics.get(names.STEP_SECONDS)) is not None:
             self._step_seconds.append(seconds)
 
     def metric(self, name: str) -> float | None:
@@ -66,13 +66,13 @@ class RunProgress:
     @property
     def waits(self) -> dict[str, float]:
         """Share of the newest step that was spent waiting, by cause, largest first; nothing under one per cent."""
-        seconds = self.latest.get("time/step", 0.0)
+        seconds = self.latest.get(names.STEP_SECONDS, 0.0)
         if seconds <= 0:
             return {}
         shares = {
-            found["cause"].replace("_", " "): value / seconds
+            name.removeprefix(names.WAIT_PREFIX).replace("_", " "): value / seconds
             for name, value in self.latest.items()
-            if (found := _WAIT.fullmatch(name))
+            if name.startswith(names.WAIT_PREFIX)
         }
         return dict(sorted(((c, s) for c, s in shares.items() if s >= 0.01), key=lambda item: -item[1]))
 

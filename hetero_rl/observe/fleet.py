@@ -1,0 +1,90 @@
+"""The hub's view of a run: fetched at once, as plain values, as records for JSON."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from hetero_rl.wire.messages import Event, QueueCounts, RunStatus, WorkerSummary
+from hetero_rl.wire.ports import FleetPort
+
+__all__ = ["FleetSnapshot", "fetch_fleet", "fleet_record"]
+
+RECENT_EVENTS = 8
+# `list_events` pages forward; a run's history is short enough to page through, and the position is kept between calls.
+EVENT_PAGE = 1000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """What the hub knew at one moment."""
+
+    status: RunStatus
+    workers: tuple[WorkerSummary, ...]
+    events: tuple[Event, ...]
+    """The newest, oldest first."""
+
+
+def fetch_fleet(
+    fleet: FleetPort, *, include_gone: bool = False, after: FleetSnapshot | None = None
+) -> FleetSnapshot:
+    """Asks the hub for everything that a person may want to see.
+
+    Args:
+        fleet: Client of the hub.
+        include_gone: Whether workers that died or left are listed.
+        after: An earlier snapshot; only newer events are asked for.
+    """
+    events = after.events if after is not None else ()
+    while page := fleet.list_events(events[-1].sequence if events else 0, EVENT_PAGE):
+        events = (*events, *page)[-RECENT_EVENTS:]
+        if len(page) < EVENT_PAGE:
+            break
+    return FleetSnapshot(fleet.run_status(), fleet.list_workers(include_gone=include_gone), events)
+
+
+def fleet_record(snapshot: FleetSnapshot) -> dict[str, object]:
+    """A snapshot as JSON values."""
+    status = snapshot.status
+    run = status.run
+    return {
+        "running": True,
+        "run_id": run.run_id if run else None,
+        "step": status.step,
+        "total_steps": status.total_steps,
+        "latest_weight_version": run.latest_weight_version if run else 0,
+        "max_lag": status.max_lag,
+        "groups_per_step": status.groups_per_step,
+        "trainer_connected": status.trainer_connected,
+        "uptime_seconds": status.uptime,
+        "model_digests": dataclasses.asdict(run.model_digests) if run else None,
+        "training_groups": _counts(status.training),
+        "evaluation_groups": _counts(status.evaluation),
+        "counters": dict(status.counters),
+        "workers": [_worker_record(worker) for worker in snapshot.workers],
+        "events": [dataclasses.asdict(event) for event in snapshot.events],
+    }
+
+
+def _counts(counts: QueueCounts) -> Mapping[str, int]:
+    return dataclasses.asdict(counts)
+
+
+def _worker_record(worker: WorkerSummary) -> dict[str, object]:
+    probe = worker.last_probe
+    return {
+        "name": worker.worker_name,
+        "epoch": worker.worker_epoch,
+        "backend": worker.backend,
+        "state": worker.state.name.lower(),
+        "state_reason": worker.state_reason,
+        "numerics_id": worker.numerics.numerics_id,
+        "device": worker.numerics.device_name,
+        "engine": f"{worker.numerics.engine} {worker.numerics.engine_version}",
+        "loaded_weight_version": worker.loaded_weight_version,
+        "leases": worker.leases,
+        "completions": worker.completions,
+        "generated_tokens": worker.generated_tokens,
+        "busy_seconds": worker.busy_seconds,
+        "silence_seconds": worker.silence,
+        "probe_mean_absolute_difference": probe.mean_absolute_difference if probe else None,
+        "probe_max_absolute_difference": probe.max_absolute_difference if probe else None,
+    }

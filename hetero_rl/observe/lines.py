@@ -1,0 +1,75 @@
+"""One line per step, for logs and pipes."""
+
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Self, TextIO
+
+from hetero_rl.observe import names
+from hetero_rl.observe.progress import RunProgress, duration
+
+__all__ = ["LineView", "step_line"]
+
+
+def step_line(progress: RunProgress) -> str:
+    """The newest step as one line; a metric that was not written is left out."""
+
+    def shown(template: str, *metrics: str) -> list[str]:
+        values = [progress.metric(metric) for metric in metrics]
+        return [] if None in values else [template.format(*values)]
+
+    parts = [
+        f"step {progress.step}/{progress.total_steps}",
+        *shown("reward {:.3f}", names.REWARD),
+        *shown("lag {:.2f} max {:.0f}", names.LAG_MEAN, names.LAG_MAX),
+        *shown("|log mu - log pi| {:.2e}", names.GAP_MEAN),
+        *shown("ESS {:.2f}", names.ESS),
+        *shown("generated {:.0f} tok/s", names.GENERATED_RATE),
+        *shown("trained {:.0f} tok/s", names.TRAINED_RATE),
+        *(f"waited for {cause} {share:.0%}" for cause, share in list(progress.waits.items())[:1]),
+    ]
+    if progress.seconds_left is not None:
+        parts.append(f"ETA {duration(progress.seconds_left)}")
+    return "  ".join(parts)
+
+
+class LineView:
+    """A sink that prints; safe to call from several threads.
+
+    Args:
+        total_steps: Steps of the whole run.
+        step: Steps already made.
+        file: Where to print; None is standard output.
+    """
+
+    def __init__(self, total_steps: int, step: int = 0, file: TextIO | None = None) -> None:
+        self._progress = RunProgress(total_steps, step)
+        self._file = file or sys.stdout
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a step or of an evaluation."""
+        with self._lock:
+            self._progress.observe(metrics)
+            if names.REWARD in metrics:
+                self._print(step_line(self._progress))
+            if names.ACCURACY in metrics:
+                newest = self._progress.evaluations[-1]
+                self._print(f"held-out accuracy {newest.accuracy:.3f} after step {newest.step}")
+
+    def notify(self, text: str) -> None:
+        """Takes a sentence for people."""
+        with self._lock:
+            self._print(text)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._file, flush=True)
