@@ -7,6 +7,7 @@ from typing import Self, TextIO
 
 from hetero_rl.observe import names
 from hetero_rl.observe.progress import RunProgress, duration
+from hetero_rl.wire.ports import FleetPort
 
 __all__ = ["LineView", "step_line"]
 
@@ -38,12 +39,11 @@ class LineView:
 
     Args:
         total_steps: Steps of the whole run.
-        step: Steps already made.
         file: Where to print; None is standard output.
     """
 
-    def __init__(self, total_steps: int, step: int = 0, file: TextIO | None = None) -> None:
-        self._progress = RunProgress(total_steps, step)
+    def __init__(self, total_steps: int, file: TextIO | None = None) -> None:
+        self._progress = RunProgress(total_steps)
         self._file = file or sys.stdout
         self._lock = threading.Lock()
 
@@ -53,10 +53,15 @@ class LineView:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of a step or of an evaluation."""
+    def begin(self, step: int) -> None:
+        """Takes the step that training goes on from."""
         with self._lock:
-            self._progress.observe(metrics)
+            self._progress.step = step
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a step."""
+        with self._lock:
+            self._progress.observe(step, metrics)
             if names.REWARD in metrics:
                 self._print(step_line(self._progress))
             if names.ACCURACY in metrics:
@@ -67,6 +72,9 @@ class LineView:
         """Takes a sentence for people."""
         with self._lock:
             self._print(text)
+
+    def watch(self, fleet: FleetPort) -> None:
+        """Lines have no room for workers; `hetero-rl status` shows them."""
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -135,13 +135,12 @@ class LiveView:
     Args:
         title: What is being trained.
         total_steps: Steps of the whole run.
-        step: Steps already made.
         console: Where to paint; None is standard output.
     """
 
-    def __init__(self, title: str, total_steps: int, step: int = 0, console: Console | None = None) -> None:
+    def __init__(self, title: str, total_steps: int, console: Console | None = None) -> None:
         self._title = title
-        self._progress = RunProgress(total_steps, step)
+        self._progress = RunProgress(total_steps)
         self._started = time.monotonic()
         self._notices: deque[str] = deque(maxlen=NOTICES)
         self._fleet: FleetSnapshot | None = None
@@ -162,10 +161,15 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of a step or of an evaluation."""
+    def begin(self, step: int) -> None:
+        """Takes the step that training goes on from."""
         with self._lock:
-            self._progress.observe(metrics)
+            self._progress.step = step
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a step."""
+        with self._lock:
+            self._progress.observe(step, metrics)
 
     def notify(self, text: str) -> None:
         """Takes a sentence for people."""

@@ -9,13 +9,11 @@ __all__ = [
     "LAG_MAX",
     "LAG_MEAN",
     "REWARD",
-    "STEP",
     "STEP_SECONDS",
     "TRAINED_RATE",
     "WAIT_PREFIX",
 ]
 
-STEP = "step"
 STEP_SECONDS = "time/step"
 WAIT_PREFIX = "wait/"
 REWARD = "reward/mean"

@@ -41,7 +41,7 @@ def past_run_record(run: RunDirectory) -> dict[str, object]:
     ]
     return {
         "running": False,
-        "step": int(latest.get(names.STEP, 0)),
+        "step": int(latest.get("step", 0)),
         "total_steps": load_config([run.config]).run.steps if run.config.exists() else None,
         "checkpoint_step": max(checkpoints, default=None),
         "reward": latest.get(names.REWARD),

@@ -41,14 +41,14 @@ class RunProgress:
     evaluations: list[Evaluation] = dataclasses.field(default_factory=list)
     _step_seconds: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
 
-    def observe(self, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of one write of the trainer."""
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a step; step 0 is the state before training."""
         self.latest.update(metrics)
-        self.step = max(self.step, int(metrics.get(names.STEP, self.step)))
+        self.step = max(self.step, step)
         if (reward := metrics.get(names.REWARD)) is not None:
             self.rewards.append(reward)
         if (accuracy := metrics.get(names.ACCURACY)) is not None:
-            self.evaluations.append(Evaluation(self.step, accuracy))
+            self.evaluations.append(Evaluation(step, accuracy))
         if (seconds := metrics.get(names.STEP_SECONDS)) is not None:
             self._step_seconds.append(seconds)
 
