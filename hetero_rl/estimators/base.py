@@ -11,7 +11,7 @@ A preset is one file: its formula and paper on top, and `weigh`, a few lines tha
 import dataclasses
 import enum
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,9 +21,13 @@ from hetero_rl.errors import ConfigError
 from hetero_rl.estimators.batch import Coefficients, PreparedBatch, RecordedBatch
 from hetero_rl.estimators.stages.advantages import AdvantageKind, advantages
 from hetero_rl.estimators.stages.aggregation import AggregationKind, sequence_weights
+from hetero_rl.estimators.stages.edge import LogRatio
 from hetero_rl.estimators.stages.groups import Groups
 from hetero_rl.estimators.stages.level import segment_sum
-from hetero_rl.estimators.view import View, Weighed
+from hetero_rl.estimators.view import View, Weighed, clamped_sequences, views
+
+TOKENS_PER_VIEW = 1 << 17
+"""Tokens that are weighed at once on a CPU: a few columns of this size fit its cache."""
 
 __all__ = ["Estimator", "EstimatorOptions", "Needs"]
 
@@ -55,6 +59,11 @@ class EstimatorOptions(BaseModel):
     denominator: Literal["before_mask", "after_mask"] = "before_mask"
     """Whether masked tokens still count in the denominator. "after_mask" costs an extra pass."""
 
+    @property
+    def splits_ratio(self) -> bool:
+        """Whether these options use pi_old, which then has to be recomputed."""
+        return False
+
 
 OptionsT = TypeVar("OptionsT", bound=EstimatorOptions)
 
@@ -69,6 +78,10 @@ class Estimator(ABC, Generic[OptionsT]):
     """The coefficient, in one line of plain text."""
     reference: ClassVar[str]
     """Paper or report."""
+    example_options: ClassVar[dict[str, Any]] = {}
+    """Values for the constants that the paper leaves open, for a first try."""
+    min_group_size: ClassVar[int] = 1
+    """Smallest group with which the weight itself means anything."""
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options
@@ -78,6 +91,11 @@ class Estimator(ABC, Generic[OptionsT]):
         """What this estimator, with its options, has to see before its first coefficient."""
         return Needs.CURRENT_POLICY if self.options.denominator == "after_mask" else self.method_needs
 
+    @property
+    def needs_old_log_probs(self) -> bool:
+        """Whether log pi_old has to be recomputed for every sequence."""
+        return self.options.splits_ratio
+
     def check_run(self, *, group_size: int, old_log_probs: bool) -> None:
         """Refuses a run that this estimator cannot learn from.
 
@@ -86,9 +104,17 @@ class Estimator(ABC, Generic[OptionsT]):
             old_log_probs: Whether log pi_old is recomputed for every sequence.
 
         Raises:
-            ConfigError: A baseline over the group has nothing to compare with.
+            ConfigError: A group of one has nothing to compare with, or pi_old is needed and not recomputed.
         """
-        del old_log_probs  # only methods that split the ratio read it
+        if self.needs_old_log_probs and not old_log_probs:
+            raise ConfigError(
+                f"old_log_probs is missing; {self.name!r} with these options splits the ratio at pi_old. Set "
+                'estimator.recompute_old_log_probs = "always", or choose options that use pi/mu'
+            )
+        if group_size < self.min_group_size:
+            raise ConfigError(
+                f"group_size is {group_size}; {self.name!r} compares at least {self.min_group_size} completions of a prompt"
+            )
         if group_size == 1 and self.options.advantage != "none":
             raise ConfigError(
                 f"group_size is 1 and the advantage of {self.name!r} is {self.options.advantage!r}: every advantage "
@@ -115,7 +141,13 @@ class Estimator(ABC, Generic[OptionsT]):
         log_probs = None if current_log_probs is None else _checked(recorded, current_log_probs)
         prepared = PreparedBatch(
             recorded=recorded,
-            advantages=advantages(recorded.rewards, groups, self.options.advantage, self.options.std_epsilon),
+            advantages=advantages(
+                recorded.rewards,
+                groups,
+                self.options.advantage,
+                self.options.std_epsilon,
+                counted=None if recorded.expert is None else ~recorded.expert,
+            ),
             sequence_weights=self._sequence_weights(recorded, recorded.lengths),
             facts={
                 "groups": float(groups.sizes.shape[0]),
@@ -135,8 +167,16 @@ class Estimator(ABC, Generic[OptionsT]):
             log_probs: log pi of each of its tokens [n], of the forward pass that is trained; gradients are not followed.
         """
         with torch.no_grad():
-            view = View.of(batch, _checked(batch.recorded, log_probs))
-            return view.finish(self.weigh(view))
+            detached = _checked(batch.recorded, log_probs)
+            # Any cut gives the same result, so the batch is walked in pieces that stay in the processor's cache.
+            on_cpu = detached.device.type == "cpu"
+            pieces = views(batch, detached, TOKENS_PER_VIEW if on_cpu else detached.shape[0])
+            return self._collect(pieces, detached)
+
+    def learning_rate_scale(self, log_importance_ratio: Tensor) -> float:
+        """What the learning rate of this step is multiplied with, from log W of all its sequences [S]; 1 for most."""
+        del self, log_importance_ratio
+        return 1.0
 
     def couple(self, prepared: PreparedBatch, groups: Groups, log_probs: Tensor | None) -> PreparedBatch:
         """Adds what the method takes from the whole batch; most methods take nothing."""
@@ -147,13 +187,46 @@ class Estimator(ABC, Generic[OptionsT]):
     def weigh(self, view: View) -> Weighed:
         """The method itself: weights and masks of the sequences of `view`, each from its own numbers."""
 
+    def _collect(self, pieces: list[tuple[slice, View]], log_probs: Tensor) -> Coefficients:
+        weights: Tensor | None = None
+        parts = []
+        for tokens, view in pieces:
+            part, clamped = self._weigh_piece(view)
+            if part.shape != view.lengths.shape:  # per token: written straight into the result
+                weights = torch.empty_like(log_probs) if weights is None else weights
+                weights[tokens] = part
+                part = view.sums
+            parts.append(
+                (part, view.lengths, view.sums, view.lengths - view.token_counts.to(torch.int64), clamped)
+            )
+        per_sequence = [torch.cat(columns) for columns in zip(*parts, strict=True)]
+        split = [(v.staleness, v.chip, v.lengths) for _, v in pieces]
+        return Coefficients(
+            weights=per_sequence[0] if weights is None else weights,
+            lengths=per_sequence[1],
+            log_importance_ratio=per_sequence[2],
+            unusable_tokens=per_sequence[3],
+            clamped=per_sequence[4],
+            staleness_log_ratio=_sums([(ratio, lengths) for ratio, _, lengths in split]),
+            chip_log_ratio=_sums([(ratio, lengths) for _, ratio, lengths in split]),
+        )
+
+    def _weigh_piece(self, view: View) -> tuple[Tensor, Tensor]:
+        weighed = self.weigh(view)
+        values, mask = weighed.weight.values, weighed.mask
+        if view.usable is not None:
+            mask = view.usable if mask is None else _same_level(mask, view.usable, view) * view.usable
+        if mask is not None:
+            values = _same_level(values, mask, view) * _same_level(mask, values, view)
+        return values, clamped_sequences(view, weighed)
+
     def _sequence_weights(self, recorded: RecordedBatch, token_counts: Tensor) -> Tensor:
         weights = sequence_weights(token_counts, self.options.aggregation, recorded.max_new_tokens)
         return weights.to(recorded.rewards.dtype)
 
     def _count_after_mask(self, prepared: PreparedBatch, log_probs: Tensor) -> PreparedBatch:
-        keep = self.coefficients(prepared, log_probs).keep
-        counts = segment_sum(keep.to(log_probs.dtype), prepared.recorded.lengths)
+        kept = self.coefficients(prepared, log_probs).keep.to(log_probs.dtype)
+        counts = segment_sum(kept, prepared.recorded.lengths)
         return dataclasses.replace(
             prepared, sequence_weights=self._sequence_weights(prepared.recorded, counts)
         )
@@ -167,3 +240,14 @@ def _checked(recorded: RecordedBatch, log_probs: Tensor) -> Tensor:
         )
     detached = log_probs.detach()
     return detached if detached.dtype in {torch.float32, torch.float64} else detached.float()
+
+
+def _same_level(numbers: Tensor, other: Tensor, view: View) -> Tensor:
+    """Brings numbers per sequence to tokens where the other column is per token."""
+    return numbers if numbers.shape == other.shape else view.per_token(numbers)
+
+
+def _sums(parts: list[tuple[LogRatio | None, Tensor]]) -> Tensor | None:
+    """Sum of a part of the log-ratio over each sequence; None when pi_old was not recomputed."""
+    found = [segment_sum(ratio.values, lengths) for ratio, lengths in parts if ratio is not None]
+    return torch.cat(found) if found else None

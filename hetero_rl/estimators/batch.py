@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hetero_rl.estimators.stages.level import segment_sum, to_tokens
+
 __all__ = ["Coefficients", "PreparedBatch", "RecordedBatch"]
 
 
@@ -35,6 +37,8 @@ class RecordedBatch:
     """log pi_old of each token [N]: the trainer's own, under the weights that sampled it. None: not recomputed."""
     token_lags: Tensor | None = None
     """Lag of each token in optimizer steps [N], int64. None: not known."""
+    expert: Tensor | None = None
+    """Whether a sequence was written by somebody else than a policy of this run [S], bool. None: none was."""
     group_size: int | None = None
     """Members that a whole group has; groups with fewer are counted. None: every group is whole as it is."""
     max_new_tokens: int | None = None
@@ -61,6 +65,10 @@ class RecordedBatch:
             _check_column("old_log_probs", self.old_log_probs, tokens, integer=False)
         if self.token_lags is not None:
             _check_column("token_lags", self.token_lags, tokens, integer=True)
+        if self.expert is not None and (self.expert.shape != (sequences,) or self.expert.dtype != torch.bool):
+            raise ValueError(
+                f"expert is {self.expert.dtype} {tuple(self.expert.shape)}; bool ({sequences},) is required"
+            )
         _check_values(self.lengths, self.rewards, tokens)
         for name in ("group_size", "max_new_tokens"):
             value = getattr(self, name)
@@ -83,6 +91,7 @@ class RecordedBatch:
             rewards=self.rewards[sequence_indices],
             old_log_probs=None if self.old_log_probs is None else self.old_log_probs[tokens],
             token_lags=None if self.token_lags is None else self.token_lags[tokens],
+            expert=None if self.expert is None else self.expert[sequence_indices],
             group_size=self.group_size,
             max_new_tokens=self.max_new_tokens,
         )
@@ -99,8 +108,6 @@ class PreparedBatch:
     """Aggregation weight of each token of a sequence [S]; its denominator is that of the whole batch."""
     sequence_constants: Tensor | None = None
     """One number per sequence that the method took from the whole batch [S], such as GEPO's log E[q]."""
-    token_constants: Tensor | None = None
-    """One number per token that the method took from the whole batch [N], such as M2PO's mask."""
     facts: dict[str, float] = dataclasses.field(default_factory=dict)
     """Counts and statistics of the whole batch, such as incomplete groups."""
 
@@ -109,22 +116,18 @@ class PreparedBatch:
         """Aggregation weight of each token [N]."""
         lengths = self.recorded.lengths
         tokens = self.recorded.behavior_log_probs.shape[0]
-        return torch.repeat_interleave(self.sequence_weights, lengths, output_size=tokens)
+        return to_tokens(self.sequence_weights, lengths, tokens)
 
     def select(self, sequence_indices: Tensor | Sequence[int]) -> "PreparedBatch":
         """The micro-batch of the given sequence positions [k], in that order; no number changes."""
         lengths = self.recorded.lengths
         indices = torch.as_tensor(sequence_indices, dtype=torch.int64, device=lengths.device)
-        token_constants = self.token_constants
-        if token_constants is not None:
-            token_constants = token_constants[token_positions(lengths, indices)]
         constants = self.sequence_constants
         return PreparedBatch(
             recorded=self.recorded.select(indices),
             advantages=self.advantages[indices],
             sequence_weights=self.sequence_weights[indices],
             sequence_constants=None if constants is None else constants[indices],
-            token_constants=token_constants,
             facts=self.facts,
         )
 
@@ -136,22 +139,44 @@ class Coefficients:
     n tokens of s sequences: those of the micro-batch.
     """
 
-    values: Tensor
-    """Coefficient of each token [n]; 0 where the token is out of the loss."""
-    keep: Tensor
-    """False where a mask, a clip or a log-ratio that is not finite took the token out of the loss [n], bool."""
+    weights: Tensor
+    """Coefficient of each token [n], or of each sequence [s] where its tokens share one. Never negative."""
+    lengths: Tensor
+    """Tokens of each sequence [s]."""
     log_importance_ratio: Tensor
     """log pi/mu of each sequence [s]: the sum over its tokens, not held within bounds."""
     unusable_tokens: Tensor
     """Tokens of each sequence without a finite log-ratio [s], int64; they add nothing to any sum."""
     clamped: Tensor
     """Whether a log-ratio of the sequence was held within bounds before `exp` [s], bool."""
-    masked: Tensor
-    """Whether no token of the sequence is left in the loss [s], bool."""
     staleness_log_ratio: Tensor | None = None
     """log pi/pi_old of each sequence [s]; None when pi_old was not recomputed."""
     chip_log_ratio: Tensor | None = None
     """log pi_old/mu of each sequence [s]; None when pi_old was not recomputed."""
+
+    @property
+    def values(self) -> Tensor:
+        """Coefficient of each token [n]; 0 where the token is out of the loss."""
+        if self.weights.shape != self.lengths.shape:
+            return self.weights
+        return to_tokens(self.weights, self.lengths, int(self.lengths.sum()))
+
+    @property
+    def keep(self) -> Tensor:
+        """False where a mask, a clip or a log-ratio that is not finite took the token out of the loss [n], bool."""
+        return self.values != 0
+
+    @property
+    def sequence_means(self) -> Tensor:
+        """Mean coefficient over the tokens of each sequence [s]."""
+        if self.weights.shape == self.lengths.shape:
+            return self.weights
+        return segment_sum(self.weights, self.lengths) / self.lengths
+
+    @property
+    def masked(self) -> Tensor:
+        """Whether no token of the sequence is left in the loss [s], bool."""
+        return self.sequence_means == 0
 
 
 def token_positions(lengths: Tensor, sequence_indices: Tensor) -> Tensor:

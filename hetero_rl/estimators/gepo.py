@@ -7,14 +7,20 @@
 arXiv:2508.17850, equations 2 and 3 and figure 1; "expectation" tells it from a later method of the same initials. E[q] comes
 from recorded data alone, so it is computed in log space over the whole group before the batch is cut. Its gradient goes
 through p_i only. On-policy w is not 1: its mean over a group is ESS/G. With one member (G = 1) E[q] = q, so w is the
-geometric mean ratio of GSPO. Sequences without a usable log-probability are left out of E[q].
+geometric mean ratio of GSPO. Sequences without a usable log-probability are left out of E[q]; in an incomplete group E[q] is
+taken over the members present.
+
 The probabilities are length-normalised, as in the authors' code: with raw sums one member takes the whole group.
 The clip of 0.2 is that of figure 1 and of every published result; it fires on the spread of confidence within a group
 rather than on staleness. `epsilon_low` and `epsilon_high` set to None turn it off.
+
+Variants as options: `expectation` "micro_batch" averages over consecutive sequences of the batch whatever their prompt, as the
+authors' code does after shuffling; "group_mean" is the plain mean of q, the unbiased estimate of E_q[q]; `length_normalise` =
+False takes the sum of log-probabilities, as the main text of the paper reads.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,10 +29,10 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions, Needs
 from hetero_rl.estimators.batch import PreparedBatch
-from hetero_rl.estimators.stages import kernel, masks
+from hetero_rl.estimators.stages import kernel, level, masks
 from hetero_rl.estimators.stages.aggregation import AggregationKind
+from hetero_rl.estimators.stages.edge import LogRatio, Part
 from hetero_rl.estimators.stages.groups import Groups, group_log_sum_exp
-from hetero_rl.estimators.stages.level import finite_mean
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["Gepo", "GepoOptions"]
@@ -41,6 +47,12 @@ class GepoOptions(EstimatorOptions):
     """Lower clip margin; None turns it off."""
     epsilon_high: float | None = Field(0.2, ge=0)
     """Upper clip margin; None turns it off."""
+    expectation: Literal["group", "group_mean", "micro_batch"] = "group"
+    """What E[q] is: the q-weighted mean of the group, its plain mean, or the q-weighted mean of a micro-batch."""
+    micro_batch_size: int = Field(8, ge=1)
+    """Sequences of a micro-batch; acts where expectation is "micro_batch"."""
+    length_normalise: bool = True
+    """Whether p and q are geometric means over the tokens or products."""
 
 
 class Gepo(Estimator[GepoOptions]):
@@ -55,19 +67,32 @@ class Gepo(Estimator[GepoOptions]):
     @override
     def couple(self, prepared: PreparedBatch, groups: Groups, log_probs: Tensor | None) -> PreparedBatch:
         """Adds log E[q] of each sequence's group."""
-        del log_probs
-        log_q = finite_mean(prepared.recorded.behavior_log_probs, prepared.recorded.lengths)
-        log_q = torch.where(log_q.isfinite(), log_q, -torch.inf)
-        log_e = group_log_sum_exp(2 * log_q, groups) - group_log_sum_exp(log_q, groups)
-        constants = log_e[groups.index].to(log_q.dtype)
-        return dataclasses.replace(prepared, sequence_constants=constants)
+        o = self.options
+        lengths = prepared.recorded.lengths
+        log_q = level.finite_mean(prepared.recorded.behavior_log_probs, lengths)
+        log_q = torch.where(log_q.isfinite(), log_q if o.length_normalise else log_q * lengths, -torch.inf)
+        if o.expectation == "micro_batch":
+            blocks = torch.arange(lengths.shape[0], device=lengths.device) // o.micro_batch_size
+            groups = Groups.of(blocks)
+        total = group_log_sum_exp(log_q, groups)
+        if o.expectation == "group_mean":
+            log_e = total - group_log_sum_exp(torch.where(log_q.isfinite(), 0.0, -torch.inf), groups)
+        else:
+            log_e = group_log_sum_exp(2 * log_q, groups) - total
+        return dataclasses.replace(prepared, sequence_constants=log_e[groups.index].to(log_q.dtype))
 
     @override
     def weigh(self, view: View) -> Weighed:
-        """Length-normalised probability over the group expectation, and clip."""
-        log_e = view.constants
-        weight = kernel.expectation(view.mean_log_prob, torch.where(log_e.isfinite(), log_e, 0.0))
-        keep = masks.clip_keep(
-            weight.values, view.advantages, self.options.epsilon_low, self.options.epsilon_high
+        """Probability over the group expectation, and clip."""
+        o = self.options
+        log_p = view.mean_log_prob if o.length_normalise else view.mean_log_prob * view.lengths
+        usable = view.constants.isfinite()
+        log_w = LogRatio(log_p - torch.where(usable, view.constants, 0.0), Part.TOTAL)
+        weight = kernel.identity(log_w)
+        bounds = masks.clip_bounds(
+            view.advantages,
+            None if o.epsilon_low is None else 1 - o.epsilon_low,
+            None if o.epsilon_high is None else 1 + o.epsilon_high,
         )
-        return Weighed(weight, keep & log_e.isfinite())
+        keep = masks.window(weight.values, *bounds).mul_(usable)
+        return Weighed(weight, keep, log_w)

@@ -1,11 +1,11 @@
 """GSPO: the clipped geometric mean of a sequence's token ratios.
 
-    s = (prod_t pi(y_t)/mu(y_t))^(1/T)
+    s = (prod_t pi(y_t)/anchor(y_t))^(1/T)
     coefficient = s, and 0 where min(s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A) is flat
 
-arXiv:2507.18071, section 5.1 for the margins. The ratio is against the recorded log-probabilities. Assumes that the mean
-log-ratio per token is what matters: s is not an importance weight of the sequence, and the margins are two to three orders of
-magnitude below a token clip's.
+arXiv:2507.18071, section 5.1 for the margins. The anchor is mu as recorded, or pi_old. Assumes that the mean log-ratio per
+token is what matters: s is not an importance weight of the sequence, and its margins are two to three orders of magnitude
+below a token clip's.
 """
 
 from typing import ClassVar
@@ -14,6 +14,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
+from hetero_rl.estimators.ppo import AnchorOptions
 from hetero_rl.estimators.stages import kernel, level, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.aggregation import AggregationKind
@@ -22,7 +23,7 @@ from hetero_rl.estimators.view import View, Weighed
 __all__ = ["Gspo", "GspoOptions"]
 
 
-class GspoOptions(EstimatorOptions):
+class GspoOptions(AnchorOptions):
     """Constants of `gspo`."""
 
     advantage: AdvantageKind = "group_mean_std"
@@ -40,14 +41,14 @@ class Gspo(Estimator[GspoOptions]):
 
     name: ClassVar[str] = "gspo"
     options_class: ClassVar[type[EstimatorOptions]] = GspoOptions
-    formula: ClassVar[str] = "s where the clip is not active, else 0;  s = (prod_t pi/mu)^(1/T)"
+    formula: ClassVar[str] = "s where the clip is not active, else 0;  s = (prod_t pi/anchor)^(1/T)"
     reference: ClassVar[str] = "Zheng et al., Group Sequence Policy Optimization, arXiv:2507.18071"
 
     @override
     def weigh(self, view: View) -> Weighed:
         """Geometric mean ratio and clip."""
-        ratio = kernel.identity(level.geometric_mean(view.total, view.lengths, view.token_counts))
-        keep = masks.clip_keep(
-            ratio.values, view.advantages, self.options.epsilon_low, self.options.epsilon_high
-        )
-        return Weighed(ratio, keep)
+        o = self.options
+        log_s = level.geometric_mean(view.part(o.part), view.lengths, view.token_counts)
+        ratio = kernel.identity(log_s)
+        bounds = masks.clip_bounds(view.advantages, 1 - o.epsilon_low, 1 + o.epsilon_high)
+        return Weighed(ratio, masks.window(ratio.values, *bounds), log_s)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from hetero_rl.estimators.batch import Coefficients, PreparedBatch
+from hetero_rl.estimators.stages.level import to_tokens
 
 __all__ = ["surrogate_loss"]
 
@@ -21,15 +22,15 @@ def surrogate_loss(batch: PreparedBatch, coefficients: Coefficients, log_probs: 
     Raises:
         ValueError: log_probs does not have one number per token.
     """
-    if log_probs.shape != coefficients.values.shape:
-        raise ValueError(
-            f"log_probs has shape {tuple(log_probs.shape)}; {tuple(coefficients.values.shape)} is required"
-        )
     lengths = batch.recorded.lengths
-    scale = (batch.advantages * batch.sequence_weights).to(coefficients.values.dtype)
-    factors = coefficients.values * torch.repeat_interleave(
-        scale, lengths, output_size=coefficients.values.shape[0]
-    )
+    tokens = batch.recorded.behavior_log_probs.shape[0]
+    if log_probs.shape != (tokens,):
+        raise ValueError(f"log_probs has shape {tuple(log_probs.shape)}; ({tokens},) is required")
+    scale = (batch.advantages * batch.sequence_weights).to(coefficients.weights.dtype)
+    if coefficients.weights.shape == lengths.shape:
+        factors = to_tokens(coefficients.weights * scale, lengths, tokens)
+    else:
+        factors = coefficients.weights * to_tokens(scale, lengths, tokens)
     # A token out of the loss may have log pi = -inf; 0 * -inf is not 0.
     counted = torch.where(factors != 0, log_probs, 0.0)
     return -(factors * counted).sum()

@@ -8,16 +8,78 @@ from pydantic import ValidationError
 
 from hetero_rl.errors import ConfigError
 from hetero_rl.estimators.base import Estimator
+from hetero_rl.estimators.cispo import Cispo
+from hetero_rl.estimators.ctpo import Ctpo
+from hetero_rl.estimators.dapo import Dapo
+from hetero_rl.estimators.decoupled_ppo import DecoupledPpo
+from hetero_rl.estimators.divergence_mask import DivergenceMask
+from hetero_rl.estimators.dppo import DppoKl, DppoTv
+from hetero_rl.estimators.dr_grpo import DrGrpo
 from hetero_rl.estimators.gepo import Gepo
+from hetero_rl.estimators.gmpo import Gmpo
 from hetero_rl.estimators.grpo import Grpo
 from hetero_rl.estimators.gspo import Gspo
+from hetero_rl.estimators.icepop import Icepop
+from hetero_rl.estimators.luffy import Luffy
+from hetero_rl.estimators.m2po import M2po
+from hetero_rl.estimators.minirl import Minirl
+from hetero_rl.estimators.mis_po import MisPo
+from hetero_rl.estimators.opsm import Opsm
+from hetero_rl.estimators.ppo import Ppo
+from hetero_rl.estimators.psis import Psis
+from hetero_rl.estimators.q_path import QPath
 from hetero_rl.estimators.reinforce import Reinforce
+from hetero_rl.estimators.rloo import Rloo
+from hetero_rl.estimators.sapo import Sapo
+from hetero_rl.estimators.seq_is import SeqIs
+from hetero_rl.estimators.seq_mask_tis import SeqMaskTis
+from hetero_rl.estimators.snis import Snis
+from hetero_rl.estimators.tis import Tis
+from hetero_rl.estimators.topr import Topr
+from hetero_rl.estimators.trm import Trm
+from hetero_rl.estimators.vcpo import Vcpo
 from hetero_rl.estimators.vespo import Vespo
+from hetero_rl.estimators.vtrace import Vtrace
 
 __all__ = ["estimator_class", "list_estimators", "make_estimator"]
 
 _PRESETS: dict[str, type[Estimator[Any]]] = {
-    preset.name: preset for preset in (Reinforce, Grpo, Gspo, Vespo, Gepo)
+    preset.name: preset
+    for preset in (
+        Reinforce,
+        Rloo,
+        SeqIs,
+        Ppo,
+        Grpo,
+        DrGrpo,
+        Dapo,
+        Gspo,
+        Gmpo,
+        Sapo,
+        Cispo,
+        Topr,
+        Luffy,
+        Minirl,
+        Tis,
+        Icepop,
+        SeqMaskTis,
+        MisPo,
+        Opsm,
+        DppoTv,
+        DppoKl,
+        Trm,
+        M2po,
+        DecoupledPpo,
+        Ctpo,
+        Vtrace,
+        DivergenceMask,
+        Snis,
+        Psis,
+        QPath,
+        Vespo,
+        Gepo,
+        Vcpo,
+    )
 }
 
 

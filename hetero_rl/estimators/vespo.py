@@ -7,16 +7,20 @@ arXiv:2602.10693v3, equations 17 to 20 and appendix I. phi is evaluated as exp(c
 detached: the gradient is E_mu[phi(W) A grad log pi]. phi(1) = 1, and phi peaks at W = c1/c2. W is against the recorded
 log-probabilities, so it holds staleness and the difference between chips; nothing normalises it by length.
 Assumes one advantage per sequence. phi vanishes when log W is far from 0: watch the effective sample size.
+
+Two ablations of the paper are options, both worse there: `length_normalise` takes log W per token or per square root of
+tokens; `symmetric` uses the constants of one sign for both.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
-from hetero_rl.estimators.stages import kernel, level
+from hetero_rl.estimators.stages import kernel
+from hetero_rl.estimators.stages.edge import LogRatio
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["Vespo", "VespoOptions"]
@@ -33,6 +37,10 @@ class VespoOptions(EstimatorOptions):
     """Power of W where A < 0."""
     c2_negative: float = Field(2.0, gt=0)
     """Decay in W where A < 0."""
+    length_normalise: Literal["none", "length", "sqrt_length"] = "none"
+    """Ablation: what log W is divided by."""
+    symmetric: Literal["none", "positive", "negative"] = "none"
+    """Ablation: the sign whose constants serve both."""
 
 
 class Vespo(Estimator[VespoOptions]):
@@ -40,15 +48,20 @@ class Vespo(Estimator[VespoOptions]):
 
     name: ClassVar[str] = "vespo"
     options_class: ClassVar[type[EstimatorOptions]] = VespoOptions
-    formula: ClassVar[str] = "W^c1 exp(c2 (1 - W));  W = prod_t pi/mu;  c1, c2 by the sign of A"
+    formula: ClassVar[str] = "W^c1 exp(c2 (1 - W));  W = prod_t pi/mu;  (c1, c2) by the sign of A"
     reference: ClassVar[str] = "VESPO, arXiv:2602.10693v3"
 
     @override
     def weigh(self, view: View) -> Weighed:
         """Sequence product and gamma kernel."""
         o = self.options
-        log_w = level.sequence_product(view.total, view.lengths)
+        log_w = view.sequence_product
+        if o.length_normalise != "none":
+            power = 1.0 if o.length_normalise == "length" else 0.5
+            log_w = LogRatio(log_w.values / view.token_counts.clamp(min=1) ** power, log_w.part)
         good = view.advantages >= 0
+        if o.symmetric != "none":
+            good = torch.full_like(good, o.symmetric == "positive")
         c1 = torch.where(good, o.c1_positive, o.c1_negative).to(log_w.values)
         c2 = torch.where(good, o.c2_positive, o.c2_negative).to(log_w.values)
-        return Weighed(kernel.gamma(log_w, c1, c2))
+        return Weighed(kernel.gamma(log_w, c1, c2), log_weight=log_w)

@@ -12,7 +12,13 @@ __all__ = ["AdvantageKind", "advantages"]
 AdvantageKind = Literal["none", "group_mean", "group_mean_std", "leave_one_out"]
 
 
-def advantages(rewards: Tensor, groups: Groups, kind: AdvantageKind, std_epsilon: float) -> Tensor:
+def advantages(
+    rewards: Tensor,
+    groups: Groups,
+    kind: AdvantageKind,
+    std_epsilon: float,
+    counted: Tensor | None = None,
+) -> Tensor:
     """Advantage of each sequence [s], in the data type of `rewards`.
 
     - none: the reward itself.
@@ -27,14 +33,16 @@ def advantages(rewards: Tensor, groups: Groups, kind: AdvantageKind, std_epsilon
         groups: Groups of the sequences.
         kind: Which of the above.
         std_epsilon: Added to the standard deviation.
+        counted: Sequences that the baseline is made of [s], bool; None takes all.
     """
     if kind == "none":
         return rewards
-    sizes = groups.sizes.to(torch.float64)
-    centred = rewards.to(torch.float64) - (group_sum(rewards, groups) / sizes)[groups.index]
+    share = torch.ones_like(rewards) if counted is None else counted.to(rewards.dtype)
+    sizes = group_sum(share, groups).clamp(min=1)
+    centred = rewards.to(torch.float64) - (group_sum(rewards * share, groups) / sizes)[groups.index]
     if kind == "leave_one_out":
         centred *= (sizes / (sizes - 1).clamp(min=1))[groups.index]
     elif kind == "group_mean_std":
-        variance = group_sum(centred.square(), groups) / (sizes - 1).clamp(min=1)
+        variance = group_sum(centred.square() * share, groups) / (sizes - 1).clamp(min=1)
         centred /= (variance.sqrt() + std_epsilon)[groups.index]
     return centred.to(rewards.dtype)

@@ -10,10 +10,9 @@ two weights together and refuses a part that both hold, so that no part can be c
 import dataclasses
 import enum
 
-import torch
 from torch import Tensor
 
-__all__ = ["LOG_RATIO_BOUND", "LogRatio", "Part", "Weight", "bounded_exp", "difference", "multiply"]
+__all__ = ["LOG_RATIO_BOUND", "LogRatio", "Part", "Weight", "bounded_exp", "multiply"]
 
 LOG_RATIO_BOUND = 20.0
 """Natural logs of ratios are held within +-20 before `exp`: e^20 is far outside what any method trusts."""
@@ -44,23 +43,6 @@ class Weight:
 
     values: Tensor
     part: Part
-
-
-def difference(numerator: Tensor, denominator: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Log-ratio of two log-probability columns, with every token that has none taken out.
-
-    Args:
-        numerator: Log-probabilities [n].
-        denominator: Log-probabilities [n].
-
-    Returns:
-        The log-ratio [n], 0 where it is not finite, and a mask [n] of the finite ones; None when all are.
-    """
-    log_ratio = numerator - denominator
-    if bool(torch.isfinite(log_ratio.sum())):
-        return log_ratio, None
-    usable = torch.isfinite(log_ratio)
-    return torch.where(usable, log_ratio, 0.0), usable
 
 
 def bounded_exp(log_values: Tensor) -> Tensor:

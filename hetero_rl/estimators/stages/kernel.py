@@ -1,11 +1,20 @@
-"""Weight kernels: from a log-ratio to the weight of a token or sequence. All are detached and finite for any input."""
+"""Weight kernels and shapers: from a log-ratio to the weight of a token or sequence. Detached, finite for any input."""
 
 import torch
 from torch import Tensor
 
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight, bounded_exp
 
-__all__ = ["expectation", "gamma", "identity", "one"]
+__all__ = [
+    "expectation",
+    "expert_shape",
+    "gamma",
+    "identity",
+    "one",
+    "q_path",
+    "soft_gate",
+    "truncate",
+]
 
 
 def one(like: Tensor) -> Weight:
@@ -16,6 +25,12 @@ def one(like: Tensor) -> Weight:
 def identity(log_ratio: LogRatio) -> Weight:
     """The ratio itself."""
     return Weight(bounded_exp(log_ratio.values), log_ratio.part)
+
+
+def truncate(log_ratio: LogRatio, low: float | None, high: float | None) -> Weight:
+    """The ratio held between low and high; every token keeps a gradient."""
+    ratio = bounded_exp(log_ratio.values)
+    return Weight(ratio if low is None and high is None else ratio.clamp_(low, high), log_ratio.part)
 
 
 def gamma(log_ratio: LogRatio, c1: Tensor, c2: Tensor) -> Weight:
@@ -33,3 +48,42 @@ def gamma(log_ratio: LogRatio, c1: Tensor, c2: Tensor) -> Weight:
 def expectation(log_probability: Tensor, log_expectation: Tensor) -> Weight:
     """The weight p / E[q] from logs [s] (GEPO, arXiv:2508.17850, eq. 3); E[q] is made of recorded data only."""
     return Weight(bounded_exp(log_probability - log_expectation), Part.TOTAL)
+
+
+def soft_gate(log_ratio: LogRatio, tau: Tensor) -> Weight:
+    """4 p (1 - p) r with p = sigmoid(tau (r - 1)): the gradient of SAPO's gate (arXiv:2511.20347).
+
+    Args:
+        log_ratio: Per token [n].
+        tau: Temperature per token [n].
+    """
+    ratio = bounded_exp(log_ratio.values)
+    gate = torch.sigmoid((ratio - 1).mul_(tau))
+    # p - p^2 in place of p (1 - p): one column less.
+    return Weight((gate - gate.square()).mul_(ratio).mul_(4.0), log_ratio.part)
+
+
+def expert_shape(log_probs: Tensor, gamma: float) -> Weight:
+    """Gamma p / (p + gamma)^2: the gradient of p / (p + gamma) (LUFFY, arXiv:2504.14945), from log pi [n]."""
+    probability = bounded_exp(log_probs)
+    return Weight(gamma * probability / (probability + gamma).square_(), Part.TOTAL)
+
+
+def q_path(log_ratio: LogRatio, beta: float, q: float) -> Weight:
+    """[(1 - beta) + beta W^(1-q)]^(1/(1-q)), the q-path between mu and pi at beta (arXiv:2012.07823).
+
+    Args:
+        log_ratio: log W [s].
+        beta: 0 ignores the ratio, 1 is the ratio itself.
+        q: 1 is W^beta, 0 is (1 - beta) + beta W, above 1 the weight is bounded.
+    """
+    log_w = log_ratio.values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    if beta in {0.0, 1.0}:
+        return Weight(torch.exp(beta * log_w), log_ratio.part)
+    order = 1 - q
+    if abs(order) < 1e-4:
+        log_phi = beta * log_w + order * beta * (1 - beta) * log_w.square() / 2
+    else:
+        beta_column = torch.full_like(log_w, beta)
+        log_phi = torch.logaddexp((1 - beta_column).log(), beta_column.log() + order * log_w) / order
+    return Weight(bounded_exp(log_phi), log_ratio.part)

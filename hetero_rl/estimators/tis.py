@@ -1,0 +1,89 @@
+"""TIS: an importance weight for the difference to the sampler, truncated from above.
+
+    coefficient_t = min(w, threshold)                          parts = "total":  w from pi/mu
+    coefficient_t = min(w, threshold) * u_t with PPO's clip    parts = "split":  w from pi_old/mu, u_t = pi/pi_old
+    w: the token's ratio, the product over the sequence, or its geometric mean
+
+Yao et al., fengyao.notion.site/off-policy-rl, 2025; threshold 2. `normalise = "batch"` divides by the mean weight of the
+whole batch, which couples sequences and costs an extra pass.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from typing_extensions import override
+
+from hetero_rl.estimators.base import EstimatorOptions, Needs
+from hetero_rl.estimators.batch import PreparedBatch
+from hetero_rl.estimators.split import SplitOptions, SplitRatio
+from hetero_rl.estimators.stages import kernel, level
+from hetero_rl.estimators.stages.advantages import AdvantageKind
+from hetero_rl.estimators.stages.edge import LogRatio, Weight
+from hetero_rl.estimators.stages.groups import Groups
+from hetero_rl.estimators.view import View, Weighed, whole_view
+
+__all__ = ["Tis", "TisOptions"]
+
+
+class TisOptions(SplitOptions):
+    """Constants of `tis`."""
+
+    advantage: AdvantageKind = "group_mean_std"
+    """How a reward becomes an advantage."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """What is truncated: each token's ratio, the product over the sequence, or its geometric mean."""
+    threshold: float = Field(2.0, gt=0)
+    """Largest weight."""
+    normalise: Literal["none", "batch"] = "none"
+    """Whether weights are divided by their mean over the batch (after truncation)."""
+
+
+class Tis(SplitRatio[TisOptions]):
+    """Truncated weight of each token [n]."""
+
+    name: ClassVar[str] = "tis"
+    options_class: ClassVar[type[EstimatorOptions]] = TisOptions
+    formula: ClassVar[str] = "min(w, threshold), times PPO's clipped pi/pi_old where the ratio is split"
+    reference: ClassVar[str] = (
+        "Yao et al., Your efficient RL framework secretly brings you off-policy RL training, 2025"
+    )
+
+    @property
+    @override
+    def needs(self) -> Needs:
+        """The whole batch under the current policy where weights are divided by its mean."""
+        return Needs.CURRENT_POLICY if self.options.normalise == "batch" else super().needs
+
+    @override
+    def couple(self, prepared: PreparedBatch, groups: Groups, log_probs: Tensor | None) -> PreparedBatch:
+        """Adds the mean truncated weight over the tokens of the batch."""
+        if self.options.normalise == "none" or log_probs is None:
+            return prepared
+        view = whole_view(prepared, log_probs)
+        values = self._truncated(view, view.part(self.options.part)).values
+        values = values if values.shape[0] == view.tokens else view.to_tokens(values)
+        mean = values.mean(dtype=torch.float64)
+        constants = mean.to(log_probs.dtype).expand(view.lengths.shape[0])
+        return dataclasses.replace(prepared, sequence_constants=constants)
+
+    @override
+    def correct(self, view: View, log_ratio: LogRatio) -> Weighed:
+        """Ratio at the chosen level, truncated."""
+        weight = self._truncated(view, log_ratio)
+        if self.options.normalise == "none":
+            return Weighed(weight)
+        mean = view.constants
+        return Weighed(
+            Weight(weight.values / (mean if weight.values.shape == mean.shape else mean[0]), weight.part)
+        )
+
+    def _truncated(self, view: View, log_ratio: LogRatio) -> Weight:
+        o = self.options
+        if o.level == "sequence":
+            log_ratio = level.sequence_product(log_ratio, view.lengths)
+        elif o.level == "geometric":
+            log_ratio = level.geometric_mean(log_ratio, view.lengths, view.token_counts)
+        return kernel.truncate(log_ratio, None, o.threshold)

@@ -1,0 +1,53 @@
+"""TRM: trust region masking of whole sequences by their worst token.
+
+    coefficient_t = r_t where max_t k(r_t) <= delta, else 0 for the whole sequence;  r_t = pi(y_t)/mu(y_t)
+    k3 = r - 1 - log r,  k2 = (log r)^2 / 2
+
+arXiv:2512.23075: the error of the surrogate is bounded by the largest divergence of a token, not by the mean. The paper
+gives no delta for these sample estimates, so it has to be chosen.
+"""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from hetero_rl.estimators.base import Estimator, EstimatorOptions
+from hetero_rl.estimators.stages import kernel, level, masks
+from hetero_rl.estimators.stages.advantages import AdvantageKind
+from hetero_rl.estimators.view import View, Weighed
+
+__all__ = ["Trm", "TrmOptions"]
+
+
+class TrmOptions(EstimatorOptions):
+    """Constants of `trm`."""
+
+    advantage: AdvantageKind = "group_mean_std"
+    """How a reward becomes an advantage."""
+    delta: float = Field(gt=0)
+    """Largest divergence of a token in a kept sequence, in nats."""
+    metric: Literal["k2", "k3"] = "k3"
+    """Estimate of a token's divergence."""
+
+
+class Trm(Estimator[TrmOptions]):
+    """Ratio of each token [n] of the kept sequences."""
+
+    name: ClassVar[str] = "trm"
+    options_class: ClassVar[type[EstimatorOptions]] = TrmOptions
+    formula: ClassVar[str] = "r_t where max_t k3(r_t) <= delta, else 0;  r_t = pi/mu"
+    reference: ClassVar[str] = "Trust Region Masking, arXiv:2512.23075"
+    example_options: ClassVar[dict[str, Any]] = {"delta": 0.5}
+
+    @override
+    def weigh(self, view: View) -> Weighed:
+        """Ratios, and the largest divergence of each sequence."""
+        o = self.options
+        weight = kernel.identity(view.total)
+        if o.metric == "k3":
+            divergence = (weight.values - 1).sub_(view.total.values)
+        else:
+            divergence = view.total.values.square().mul_(0.5)
+        worst = level.segment_max(divergence, view.lengths)
+        return Weighed(weight, masks.window(worst, None, o.delta))
