@@ -1,0 +1,316 @@
+"""Blobs named by their content: weight versions and model files.
+
+    PutBlob ── upload.write(offset, data) ──► partial/DIGEST ── finish: size, SHA-256, fsync ──► rename ──► DIGEST
+    FetchBlob ◄── read(digest, offset, size) ──────────────────────────────────────────────────────────────┘
+
+Nothing is visible under its digest before its bytes were hashed to it and synced. A broken upload stays and is continued.
+Methods block on the disk: call them from a worker thread. One upload owns a digest at a time; a newer one takes it over,
+and the older one's next write is refused, so that a sender that lost its connection can come back at once.
+`tests/contract/test_blob_store.py` is the suite that every implementation passes.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import BinaryIO
+
+from hetero_rl.errors import DamagedError, DiskFullError, InvalidMessageError, RefusedError, StorageError
+from hetero_rl.wire.messages import BlobReference
+
+__all__ = ["BlobStore", "LocalBlobStore", "MemoryBlobStore", "Upload"]
+
+_READ_BYTES = 2**20
+
+
+class Upload(ABC):
+    """One upload under way. `held` is the number of bytes the store has, from the first."""
+
+    held: int
+
+    @abstractmethod
+    def write(self, offset: int, data: bytes) -> None:
+        """Appends bytes; raises InvalidMessageError when `offset` is not `held` or the blob would grow beyond its size."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Makes the blob visible; raises DamagedError, and forgets the bytes, when they do not match the digest."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of the upload; what was written stays for the next one."""
+
+
+class BlobStore(ABC):
+    """Bytes under their SHA-256.
+
+    Constraints on every implementation:
+
+    - A digest MUST be visible (`has`, `read`, `held_bytes` equal to the size) only after `finish` checked its bytes.
+    - `held_bytes` MUST tell where an upload goes on, after a restart of the process too for a store on disk.
+    - A finished blob MUST survive what a committed transaction survives.
+    - `delete` MUST be harmless for an unknown digest; what is deleted is `NOT_FOUND` from then on.
+    """
+
+    @abstractmethod
+    def has(self, blob: BlobReference) -> bool:
+        """Whether the blob is complete. Does not touch the disk; callable from any thread."""
+
+    @abstractmethod
+    def held_bytes(self, blob: BlobReference) -> int:
+        """Bytes held, from the first; the blob's size when it is complete."""
+
+    @abstractmethod
+    def open_upload(self, blob: BlobReference) -> Upload:
+        """Begins or continues an upload of an incomplete blob."""
+
+    @abstractmethod
+    def size(self, digest: str) -> int:
+        """Size of a complete blob; raises RefusedError NOT_FOUND."""
+
+    @abstractmethod
+    def read(self, digest: str, offset: int, size: int) -> bytes:
+        """Up to `size` bytes of a complete blob from `offset`; empty at its end. Raises RefusedError NOT_FOUND."""
+
+    @abstractmethod
+    def delete(self, digest: str) -> None:
+        """Removes a blob."""
+
+
+def _not_found(digest: str) -> RefusedError:
+    return RefusedError(f"blob {digest} is not stored here", "NOT_FOUND", {"digest": digest})
+
+
+def _check_write(held: int, size: int, offset: int, data: bytes) -> None:
+    if offset != held:
+        raise InvalidMessageError(
+            f"offset is {offset}, but {held} bytes are held: go on from there", "PutBlobRequest.offset"
+        )
+    if held + len(data) > size:
+        raise InvalidMessageError(
+            f"data would grow the blob to {held + len(data)} of {size} bytes", "PutBlobRequest.data"
+        )
+
+
+def _disk_error(error: OSError, path: Path) -> StorageError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return DiskFullError(f"no space left for {path}; what was stored before is intact: free some space")
+    return StorageError(f"{path} cannot be written: {error.strerror or error}")
+
+
+class LocalBlobStore(BlobStore):
+    """Blobs as files of a directory.
+
+    Args:
+        directory: Made if it does not exist. One process at a time may use it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._partial = directory / "partial"
+        self._partial.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._sizes = {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
+        self._owners: dict[str, object] = {}
+
+    def has(self, blob: BlobReference) -> bool:
+        """See `BlobStore`."""
+        return self._sizes.get(blob.digest) == blob.size
+
+    def held_bytes(self, blob: BlobReference) -> int:
+        """See `BlobStore`."""
+        if self.has(blob):
+            return blob.size
+        with contextlib.suppress(FileNotFoundError):
+            return min((self._partial / blob.digest).stat().st_size, blob.size)
+        return 0
+
+    def open_upload(self, blob: BlobReference) -> Upload:
+        """See `BlobStore`."""
+        return _LocalUpload(self, blob)
+
+    def size(self, digest: str) -> int:
+        """See `BlobStore`."""
+        if digest not in self._sizes:
+            raise _not_found(digest)
+        return self._sizes[digest]
+
+    def read(self, digest: str, offset: int, size: int) -> bytes:
+        """See `BlobStore`."""
+        if digest not in self._sizes:
+            raise _not_found(digest)
+        try:
+            with (self._directory / digest).open("rb") as file:
+                return os.pread(file.fileno(), size, offset)
+        except FileNotFoundError as error:
+            raise _not_found(digest) from error
+
+    def delete(self, digest: str) -> None:
+        """See `BlobStore`."""
+        with self._lock:
+            self._sizes.pop(digest, None)
+            (self._directory / digest).unlink(missing_ok=True)
+
+    def own(self, digest: str, upload: object) -> None:
+        """Makes `upload` the one that may write `digest`."""
+        with self._lock:
+            self._owners[digest] = upload
+
+    def check_owner(self, digest: str, upload: object) -> None:
+        """Raises RefusedError when a newer upload took the digest over."""
+        if self._owners.get(digest) is not upload:
+            raise RefusedError(
+                f"another upload of blob {digest} has taken over: ask how much is held", "FENCED"
+            )
+
+    def partial_path(self, digest: str) -> Path:
+        """Where the bytes of an unfinished upload are."""
+        return self._partial / digest
+
+    def publish(self, blob: BlobReference) -> None:
+        """Moves a checked and synced upload under its digest, durably."""
+        with self._lock:
+            (self._partial / blob.digest).replace(self._directory / blob.digest)
+            directory = os.open(self._directory, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+            self._sizes[blob.digest] = blob.size
+
+
+class _LocalUpload(Upload):
+    def __init__(self, store: LocalBlobStore, blob: BlobReference) -> None:
+        self._store = store
+        self._blob = blob
+        self._path = store.partial_path(blob.digest)
+        self._hash = hashlib.sha256()
+        store.own(blob.digest, self)
+        try:
+            self._file = self._path.open("a+b")
+            self._file.truncate(min(self._path.stat().st_size, blob.size))
+            self.held = self._rehash(self._file)
+        except OSError as error:
+            raise _disk_error(error, self._path) from error
+
+    def _rehash(self, file: BinaryIO) -> int:
+        file.seek(0)
+        held = 0
+        while data := file.read(_READ_BYTES):
+            self._hash.update(data)
+            held += len(data)
+        return held
+
+    def write(self, offset: int, data: bytes) -> None:
+        self._store.check_owner(self._blob.digest, self)
+        _check_write(self.held, self._blob.size, offset, data)
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            # A part of the data may be in the file: what counts is what was acknowledged.
+            with contextlib.suppress(OSError):
+                os.truncate(self._path, self.held)
+            raise _disk_error(error, self._path) from error
+        self._hash.update(data)
+        self.held += len(data)
+
+    def finish(self) -> None:
+        self._store.check_owner(self._blob.digest, self)
+        if self.held != self._blob.size:
+            raise InvalidMessageError(
+                f"{self.held} of {self._blob.size} bytes came: go on from there", "PutBlobRequest.data"
+            )
+        try:
+            if self._hash.hexdigest() != self._blob.digest:
+                self._path.unlink()
+                raise DamagedError(
+                    f"the bytes uploaded as blob {self._blob.digest} have digest {self._hash.hexdigest()}: they were "
+                    "thrown away, send them again"
+                )
+            os.fsync(self._file.fileno())
+            self._store.publish(self._blob)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise _disk_error(error, self._path) from error
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # every byte that counts was flushed by write
+            self._file.close()
+
+
+class MemoryBlobStore(BlobStore):
+    """Blobs in memory, for tests."""
+
+    def __init__(self) -> None:
+        self._blobs: dict[str, bytes] = {}
+        self._partial: dict[str, bytearray] = {}
+        self._owners: dict[str, object] = {}
+
+    def has(self, blob: BlobReference) -> bool:
+        """See `BlobStore`."""
+        return len(self._blobs.get(blob.digest, b"")) == blob.size and blob.digest in self._blobs
+
+    def held_bytes(self, blob: BlobReference) -> int:
+        """See `BlobStore`."""
+        return blob.size if self.has(blob) else len(self._partial.get(blob.digest, b""))
+
+    def open_upload(self, blob: BlobReference) -> Upload:
+        """See `BlobStore`."""
+        return _MemoryUpload(blob, self._blobs, self._partial, self._owners)
+
+    def size(self, digest: str) -> int:
+        """See `BlobStore`."""
+        if digest not in self._blobs:
+            raise _not_found(digest)
+        return len(self._blobs[digest])
+
+    def read(self, digest: str, offset: int, size: int) -> bytes:
+        """See `BlobStore`."""
+        if digest not in self._blobs:
+            raise _not_found(digest)
+        return self._blobs[digest][offset : offset + size]
+
+    def delete(self, digest: str) -> None:
+        """See `BlobStore`."""
+        self._blobs.pop(digest, None)
+
+
+class _MemoryUpload(Upload):
+    def __init__(
+        self,
+        blob: BlobReference,
+        blobs: dict[str, bytes],
+        partial: dict[str, bytearray],
+        owners: dict[str, object],
+    ) -> None:
+        self._blob, self._blobs, self._partial, self._owners = blob, blobs, partial, owners
+        self._bytes = partial.setdefault(blob.digest, bytearray())
+        owners[blob.digest] = self
+        self.held = len(self._bytes)
+
+    def write(self, offset: int, data: bytes) -> None:
+        if self._owners.get(self._blob.digest) is not self:
+            raise RefusedError(f"another upload of blob {self._blob.digest} has taken over", "FENCED")
+        _check_write(self.held, self._blob.size, offset, data)
+        self._bytes += data
+        self.held += len(data)
+
+    def finish(self) -> None:
+        if self.held != self._blob.size:
+            raise InvalidMessageError(
+                f"{self.held} of {self._blob.size} bytes came: go on from there", "PutBlobRequest.data"
+            )
+        del self._partial[self._blob.digest]
+        if hashlib.sha256(self._bytes).hexdigest() != self._blob.digest:
+            raise DamagedError(
+                f"the bytes uploaded as blob {self._blob.digest} have another digest: send them again"
+            )
+        self._blobs[self._blob.digest] = bytes(self._bytes)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,249 @@
+"""One thread that runs every handler, inside transactions that many callers share.
+
+      asyncio loop                                       core thread
+      servicer ── await core.run(handler) ──► inbox ──►  take everything that waits
+        ▲                                                BEGIN
+        │                                                  savepoint: handler 1 ─ ok ─► result
+        │                                                  savepoint: handler 2 ─ refused ─► undone alone, counted
+        │                                                COMMIT  (one fsync for all of them)
+        └── results, refusals, wake-ups by topic ◄────── call_soon_threadsafe
+
+While one commit waits for the disk, the next calls gather in the inbox: the busier the hub, the more of them share a sync.
+A result is seen outside only after its commit: an acknowledgement means that the data is on disk.
+
+Who waits for whom: a servicer waits for its own call, never for another's; the thread waits for the inbox. A long poll is
+not in this picture, it is a servicer that asks again when its topic changed (`Board`). When the disk fails, every call of
+the transaction is tried once more by itself, so that those that write nothing still get their answer and the others get
+the error. Shutdown: `close` puts a last entry into the inbox; what was put before it is still answered; the thread then
+closes the store, and later calls are refused with SHUTTING_DOWN.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from hetero_rl.errors import FencedError, HeteroRLError, InvalidMessageError, RefusedError, StorageError
+from hetero_rl.hub.handlers.context import HubContext, Topic
+
+__all__ = ["Board", "HubCore"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+_MOST_CALLS_PER_COMMIT = 256
+_UNCOUNTED = {"RUN_NOT_OPEN"}  # a worker that waits for its trainer is no incident
+
+
+class Board:
+    """Where long polls wait for a topic. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._generations = dict.fromkeys(Topic, 0)
+        self._changed = asyncio.Event()
+        self.closed = False
+
+    def generation(self, topic: Topic) -> int:
+        """A number that grows with every change of `topic`. Read it before asking the core."""
+        return sum(self._generations[single] for single in topic)
+
+    def post(self, topics: Topic) -> None:
+        """Wakes who waits for one of `topics`."""
+        for topic in topics:
+            self._generations[topic] += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def close(self) -> None:
+        """Ends all waiting, now and later."""
+        self.closed = True
+        self.post(Topic(0))
+
+    async def wait(self, topic: Topic, generation: int, until: float | None) -> bool:
+        """Waits until `topic` has passed `generation`; False at loop time `until` or when the board is closed."""
+        while not self.closed and self.generation(topic) == generation:
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._changed.wait()
+            except TimeoutError:
+                return False
+        return not self.closed
+
+
+@dataclasses.dataclass(slots=True)
+class _Call:
+    name: str
+    handler: Callable[[HubContext], Any]
+    done: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = None
+
+
+class HubCore:
+    """Runs handlers one after another over the store of `context`.
+
+    Args:
+        context: What the handlers work on. Nobody else may touch its store from now on.
+        loop: Event loop of the servicers.
+        failpoint: Where to die, for tests of crashes: PLACE:HANDLER, PLACE being "before_commit" or
+            "after_commit_before_ack", such as "before_commit:submit_results". Empty: nowhere.
+    """
+
+    def __init__(self, context: HubContext, loop: asyncio.AbstractEventLoop, failpoint: str = "") -> None:
+        self._context = context
+        self._loop = loop
+        self._failpoint = failpoint
+        self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="hub-core", daemon=True)
+        self.board = Board()
+        self.writable = True
+        """Whether the last attempt to write worked. Read by the health service."""
+        self._thread.start()
+
+    async def run(
+        self, handler: Callable[Concatenate[HubContext, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs `handler(context, *args, **kwargs)`; returns its result once everything it wrote is durable.
+
+        Raises:
+            HeteroRLError: What the handler refused with; nothing of it was stored.
+            DiskFullError: The disk is full; nothing of it was stored.
+        """
+        if self._closing:
+            raise RefusedError("the hub is shutting down: come back when it runs again", "SHUTTING_DOWN")
+        name = getattr(handler, "__name__", "")
+        call = _Call(name, lambda context: handler(context, *args, **kwargs), self._loop.create_future())
+        self._inbox.put(call)
+        result: T = await call.done
+        return result
+
+    async def close(self) -> None:
+        """Answers what is waiting, closes the store and ends the thread."""
+        self._closing = True
+        self.board.close()
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    # --- in the core thread -----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        going = True
+        while going:
+            calls, going = self._gather()
+            if calls:
+                self._serve(calls)
+        try:
+            self._context.store.close()
+        except StorageError:
+            _logger.exception("the journal could not be closed; it is recovered at the next start")
+
+    def _gather(self) -> tuple[list[_Call], bool]:
+        calls: list[_Call] = []
+        entry = self._inbox.get()
+        while entry is not None:
+            calls.append(entry)
+            if len(calls) == _MOST_CALLS_PER_COMMIT:
+                return calls, True
+            try:
+                entry = self._inbox.get_nowait()
+            except queue.Empty:
+                return calls, True
+        return calls, False
+
+    def _serve(self, calls: Sequence[_Call]) -> None:
+        failure = self._transact(calls)
+        if failure is not None and len(calls) > 1:
+            for call in calls:
+                self._serve([call])
+            return
+        if failure is not None:
+            calls[0].error = failure
+        topics, self._context.changed = self._context.changed, Topic(0)
+        self._loop.call_soon_threadsafe(self._deliver, calls, topics if failure is None else Topic(0))
+
+    def _transact(self, calls: Sequence[_Call]) -> StorageError | None:
+        """Runs the calls in one transaction; returns the error that undid all of them."""
+        store = self._context.store
+        self._context.changed = Topic(0)
+        try:
+            store.begin()
+            for call in calls:
+                self._run_one(call)
+            self._fail_at("before_commit", calls)
+            wrote = store.commit()
+        except StorageError as error:
+            _logger.warning("nothing was stored: %s", error)
+            self._set_writable(works=False)
+            self._undo()
+            return error
+        if wrote:
+            self._set_writable(works=True)
+            self._fail_at("after_commit_before_ack", calls)
+        return None
+
+    def _set_writable(self, *, works: bool) -> None:
+        if works != self.writable:
+            self.writable = works
+            self._loop.call_soon_threadsafe(self.board.post, Topic.HEALTH)
+
+    def _undo(self) -> None:
+        try:
+            self._context.store.rollback()
+        except StorageError:
+            _logger.exception("the failed transaction could not be rolled back")
+
+    def _run_one(self, call: _Call) -> None:
+        call.result, call.error = None, None
+        changed = self._context.changed
+        try:
+            with self._context.store.nested():
+                call.result = call.handler(self._context)
+        except StorageError:
+            raise  # the whole transaction is in doubt
+        except Exception as error:  # ruff: ignore[blind-except] goes to the caller; one bad call must not end the hub
+            call.error = error
+            self._context.changed = changed
+            self._count_refusal(error)
+
+    def _count_refusal(self, error: Exception) -> None:
+        name = counter_of(error)
+        if name:
+            self._context.store.count(name)
+
+    def _fail_at(self, place: str, calls: Sequence[_Call]) -> None:
+        if any(self._failpoint == f"{place}:{call.name}" and call.error is None for call in calls):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    # --- on the event loop ------------------------------------------------------------------------------------------
+
+    def _deliver(self, calls: Sequence[_Call], topics: Topic) -> None:
+        for call in calls:
+            if call.done.done():
+                continue  # its caller went away
+            if call.error is not None:
+                call.done.set_exception(call.error)
+            else:
+                call.done.set_result(call.result)
+        if topics:
+            self.board.post(topics)
+
+
+def counter_of(error: Exception) -> str | None:
+    """Name of the counter that a refusal adds to; None for what is not counted."""
+    if isinstance(error, FencedError):
+        return "refused_fenced"
+    if isinstance(error, InvalidMessageError):
+        # The field says what was wrong with a trajectory: its log-probabilities, its lengths, its versions.
+        field = f"_{error.field}" if error.field else ""
+        return f"refused_{error.reason.lower()}{field}"
+    if isinstance(error, RefusedError):
+        return None if error.reason in _UNCOUNTED else f"refused_{error.reason.lower()}"
+    return None if isinstance(error, HeteroRLError) else "faults_of_the_hub"

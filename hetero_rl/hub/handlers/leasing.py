@@ -1,0 +1,229 @@
+"""Leases: which work a worker gets, how long it keeps it, and how it comes back."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from hetero_rl.errors import InvalidMessageError
+from hetero_rl.hub.handlers.admission import required_step
+from hetero_rl.hub.handlers.context import HubContext, Topic
+from hetero_rl.hub.handlers.identity import current_worker
+from hetero_rl.hub.stores.records import (
+    GroupRow,
+    GroupState,
+    LeaseRow,
+    RunRecord,
+    RunState,
+    VersionRow,
+    WorkerRow,
+)
+from hetero_rl.wire.messages import (
+    GenerateWork,
+    Lease,
+    LeaseGrant,
+    NoWorkReason,
+    Purpose,
+    WorkerIdentity,
+    WorkerState,
+)
+
+__all__ = ["expire_leases", "lease_work", "release_all_leases", "release_leases"]
+
+_MOST_LEASES = 64  # per call: one answer stays far below the message limit
+
+_STATE_REASONS = {
+    WorkerState.DRAINING: NoWorkReason.DRAINING,
+    WorkerState.QUARANTINED: NoWorkReason.QUARANTINED,
+    # A long poll of a worker that was declared dead meanwhile: nobody may be listening.
+    WorkerState.DEAD: NoWorkReason.QUEUE_EMPTY,
+    WorkerState.LEFT: NoWorkReason.QUEUE_EMPTY,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _NoWork:
+    reason: NoWorkReason
+    min_weight_version: int = 0
+
+
+def lease_work(
+    context: HubContext,
+    identity: WorkerIdentity,
+    *,
+    loaded_weight_version: int,
+    free_sequences: int,
+    waiting: bool = False,
+) -> LeaseGrant:
+    """Leases the oldest work that the worker can do now: evaluation first, then training groups behind the gate.
+
+    Args:
+        context: The hub.
+        identity: Who is calling.
+        loaded_weight_version: Version in the worker's engine; 0 before the first.
+        free_sequences: Completions that the engine can take now, at least 1.
+        waiting: Whether this repeats a call that waits, which is not a sign of life.
+
+    Returns:
+        Leases, or the reason why there are none.
+    """
+    if free_sequences < 1:
+        raise InvalidMessageError(
+            f"free_sequences is {free_sequences}: ask for work when there is room for it"
+        )
+    worker = current_worker(context, identity, alive=not waiting)
+    run = context.open_run()
+    reason = _state_reason(context, run, worker)
+    rows: list[GroupRow] = []
+    if reason is None:
+        loaded = context.store.version(loaded_weight_version)
+        rows, reason = _choose(context, run, worker, loaded, free_sequences)
+    leases = tuple(_grant(context, worker, row, loaded_weight_version) for row in rows)
+    return LeaseGrant(
+        leases=leases,
+        no_work_reason=None if leases or reason is None else reason.reason,
+        min_weight_version=0 if leases or reason is None else reason.min_weight_version,
+        latest_weight_version=context.latest_version(),
+    )
+
+
+def _state_reason(context: HubContext, run: RunRecord, worker: WorkerRow) -> _NoWork | None:
+    if run.state is RunState.COMPLETE:
+        return _NoWork(NoWorkReason.RUN_COMPLETE)
+    if worker.state in _STATE_REASONS:
+        return _NoWork(_STATE_REASONS[worker.state])
+    if worker.must_pass_probe and _probed(context):
+        return _NoWork(NoWorkReason.QUARANTINED)
+    return None
+
+
+def _choose(
+    context: HubContext, run: RunRecord, worker: WorkerRow, loaded: VersionRow | None, free_sequences: int
+) -> tuple[list[GroupRow], _NoWork]:
+    """The first groups of both queues that fit into the credits and that the loaded weights may start, in order."""
+    gate = _Gate(run.request.groups_per_step, run.request.max_lag, loaded, context.store.versions())
+    chosen: list[GroupRow] = []
+    idle = not context.store.leases(worker.request.worker_name)
+    obstacle = None
+    for purpose in (Purpose.EVALUATION, Purpose.TRAIN):
+        for row in context.store.queued_groups(purpose, _MOST_LEASES - len(chosen)):
+            obstacle = gate.obstacle(row)
+            missing = row.group_size - row.stored
+            if obstacle is not None or (missing > free_sequences and (chosen or not idle)):
+                break
+            free_sequences -= missing
+            chosen.append(row)
+        # Evaluation under weights that are yet to be published does not hold up training; anything else does.
+        if obstacle is not None and obstacle.reason is not NoWorkReason.STALENESS_GATE:
+            break
+    return chosen, obstacle or _NoWork(NoWorkReason.QUEUE_EMPTY)
+
+
+def _probed(context: HubContext) -> bool:
+    """Whether there is a probe card to pass."""
+    manifest = context.store.manifest(context.latest_version())
+    return manifest is not None and manifest.probe_card is not None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Gate:
+    """Which groups may start under the loaded weights."""
+
+    groups_per_step: int
+    max_lag: int
+    loaded: VersionRow | None
+    versions: tuple[VersionRow, ...]
+    """Versions that can be fetched."""
+
+    def obstacle(self, row: GroupRow) -> _NoWork | None:
+        """Why a group may not start; None when it may."""
+        step = 0
+        if row.purpose is Purpose.TRAIN:
+            step = max(required_step(row.ordinal, self.groups_per_step, self.max_lag), row.admitted_step)
+        if self.loaded is not None and _serves(self.loaded, step, row.min_weight_version):
+            return None
+        usable = [version for version in self.versions if _serves(version, step, row.min_weight_version)]
+        if usable:
+            return _NoWork(NoWorkReason.WEIGHTS_TOO_OLD, usable[-1].version)
+        return _NoWork(NoWorkReason.STALENESS_GATE)
+
+
+def _serves(version: VersionRow, step: int, min_weight_version: int) -> bool:
+    return not version.abandoned and version.step >= step and version.version >= min_weight_version
+
+
+def _grant(context: HubContext, worker: WorkerRow, row: GroupRow, loaded_weight_version: int) -> Lease:
+    group = context.store.prompt_group(row.group_id)
+    loaded = context.store.version(loaded_weight_version)
+    stored = context.store.stored_indices(row.group_id)
+    lease = LeaseRow(
+        lease_id=f"{row.group_id}.{row.attempts}",
+        group_id=row.group_id,
+        worker_name=worker.request.worker_name,
+        worker_epoch=worker.worker_epoch,
+        attempt=row.attempts,
+        min_weight_version=loaded_weight_version,
+        sample_indices=tuple(index for index in range(row.group_size) if index not in stored),
+    )
+    context.store.add_lease(lease)
+    context.store.put_group(
+        dataclasses.replace(
+            row,
+            state=GroupState.LEASED,
+            attempts=row.attempts + 1,
+            admitted_step=max(row.admitted_step, loaded.step if loaded else 0),
+        )
+    )
+    context.liveness.lease_ends[lease.lease_id] = context.clock.monotonic() + context.settings.lease_seconds
+    return Lease(
+        lease_id=lease.lease_id,
+        attempt=lease.attempt,
+        time_to_live=context.settings.lease_seconds,
+        min_weight_version=loaded_weight_version,
+        work=GenerateWork(
+            group_id=row.group_id,
+            purpose=row.purpose,
+            prompt_token_ids=group.prompt_token_ids,
+            sample_indices=lease.sample_indices,
+            sampling=group.sampling,
+        ),
+    )
+
+
+def release_leases(context: HubContext, leases: Sequence[LeaseRow]) -> None:
+    """Ends leases and puts their groups back to the front of the queue; completions already stored stay."""
+    for lease in leases:
+        context.store.remove_lease(lease.lease_id)
+        context.liveness.lease_ends.pop(lease.lease_id, None)
+        row = context.store.group(lease.group_id)
+        if row is not None and row.state is GroupState.LEASED:
+            context.store.put_group(dataclasses.replace(row, state=GroupState.QUEUED))
+    if leases:
+        context.store.count("leases_returned", len(leases))
+        context.notify(Topic.WORK)
+
+
+def release_all_leases(context: HubContext, why: str) -> None:
+    """Ends every lease."""
+    leases = context.store.leases()
+    release_leases(context, leases)
+    if leases:
+        context.event("leases_returned", f"{len(leases)} leases ended: {why}")
+
+
+def expire_leases(context: HubContext) -> None:
+    """Ends the leases whose time is over, and forgets times of leases that no longer exist."""
+    now = context.clock.monotonic()
+    ends = context.liveness.lease_ends
+    known = {lease.lease_id: lease for lease in context.store.leases()}
+    for lease_id in known.keys() - ends.keys():
+        ends[lease_id] = now + context.settings.lease_seconds
+    for lease_id in ends.keys() - known.keys():
+        del ends[lease_id]
+    expired = [lease for lease_id, lease in known.items() if ends[lease_id] <= now]
+    release_leases(context, expired)
+    for lease in expired:
+        context.store.count("leases_expired")
+        context.event(
+            "lease_expired",
+            f"lease {lease.lease_id} ended without results; its group is queued again",
+            lease.worker_name,
+        )

@@ -1,0 +1,207 @@
+"""Groups on their way from the trainer and back: enqueue, take, commit."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from hetero_rl.errors import InvalidMessageError, RefusedError
+from hetero_rl.hub.handlers.admission import Candidate, required_step, select_batch
+from hetero_rl.hub.handlers.context import HubContext, Topic
+from hetero_rl.hub.stores.records import GroupRow, GroupState, RunRecord, StepCommit
+from hetero_rl.wire.messages import EnqueueReceipt, FinishedGroup, PromptGroup, Purpose, SequenceOutcome
+from hetero_rl.wire.validation import check_prompt_group
+
+__all__ = [
+    "commit_step",
+    "enqueue_groups",
+    "read_finished_group",
+    "take_batch",
+    "take_evaluation",
+    "train_credits",
+]
+
+_MAX_OPEN_EVALUATION_GROUPS = 65536
+
+
+def train_credits(context: HubContext, run: RunRecord) -> int:
+    """Training groups that the queue takes now: enough for every step that may start, and as much again."""
+    request = run.request
+    steps = max(context.settings.queue_steps, 2 + request.max_lag) + request.max_lag
+    open_groups = len(context.store.unassigned_training_groups())
+    return max(0, steps * request.groups_per_step - open_groups)
+
+
+def enqueue_groups(context: HubContext, trainer_epoch: int, groups: Sequence[PromptGroup]) -> EnqueueReceipt:
+    """Puts new groups into the queue; all of them or, when one is refused, none."""
+    run = context.trainer_run(trainer_epoch)
+    new = [group for group in groups if context.store.group(group.group_id) is None]
+    _check_credits(context, run, new)
+    ordinal = context.store.next_train_ordinal()
+    for group in new:
+        check_prompt_group(group, run.request.limits)
+        if group.purpose is Purpose.TRAIN:
+            if group.ordinal != ordinal:
+                raise InvalidMessageError(
+                    f"group {group.group_id!r} has ordinal {group.ordinal}, but the next training group has {ordinal}: "
+                    "enqueue without gaps"
+                )
+            ordinal += 1
+        context.store.add_group(group)
+    if new:
+        context.notify(Topic.WORK)
+    return EnqueueReceipt(len(new), train_credits(context, run))
+
+
+def _check_credits(context: HubContext, run: RunRecord, new: Sequence[PromptGroup]) -> None:
+    train = sum(group.purpose is Purpose.TRAIN for group in new)
+    if train > (credits_left := train_credits(context, run)):
+        raise RefusedError(
+            f"{train} new training groups, but the queue takes {credits_left} now: wait until a batch was taken",
+            "NO_CREDIT",
+            {"credits": str(credits_left)},
+        )
+    counts = context.store.group_counts()
+    waiting = sum(
+        counts.get((Purpose.EVALUATION, state), 0)
+        for state in (GroupState.QUEUED, GroupState.LEASED, GroupState.FINISHED)
+    )
+    if waiting + len(new) - train > _MAX_OPEN_EVALUATION_GROUPS:
+        raise RefusedError(
+            f"{waiting} evaluation groups wait already: take them before more are enqueued",
+            "NO_CREDIT",
+            {"credits": "0"},
+        )
+
+
+def take_batch(context: HubContext, trainer_epoch: int, step: int) -> tuple[str, ...] | None:
+    """Ids of the groups of a step; None while it is not complete. A step keeps its batch."""
+    run = context.trainer_run(trainer_epoch)
+    if step <= run.committed_step:
+        raise InvalidMessageError(f"step {step} is committed: the next one is {run.committed_step + 1}")
+    assigned = context.store.groups_of_step(step)
+    if not assigned:
+        following = context.store.last_assigned_step() + 1
+        if step != following:
+            raise InvalidMessageError(
+                f"step {step} cannot take a batch: the next step without one is {following}"
+            )
+        assigned = _assign(context, run, step)
+    if not assigned:
+        return None
+    for row in assigned:
+        if row.state is not GroupState.TAKEN:
+            context.store.put_group(dataclasses.replace(row, state=GroupState.TAKEN))
+    return tuple(row.group_id for row in assigned)
+
+
+def _assign(context: HubContext, run: RunRecord, step: int) -> tuple[GroupRow, ...]:
+    request = run.request
+    rows = {row.group_id: row for row in context.store.unassigned_training_groups()}
+    candidates = [_candidate(row, request.groups_per_step, request.max_lag) for row in rows.values()]
+    chosen = select_batch(step, request.groups_per_step, request.max_lag, candidates)
+    return tuple(dataclasses.replace(rows[group_id], step=step) for group_id in chosen or ())
+
+
+def _candidate(row: GroupRow, groups_per_step: int, max_lag: int) -> Candidate:
+    finished = row.state is GroupState.FINISHED
+    bound = max(required_step(row.ordinal, groups_per_step, max_lag), row.admitted_step)
+    if finished or 0 <= row.oldest_step < bound:
+        bound = row.oldest_step
+    return Candidate(row.group_id, row.ordinal, finished=finished, oldest_step=bound)
+
+
+def take_evaluation(
+    context: HubContext, trainer_epoch: int, group_ids: Sequence[str]
+) -> tuple[str, ...] | None:
+    """The same ids once all groups are finished; None before."""
+    run = context.trainer_run(trainer_epoch)
+    rows = []
+    for group_id in group_ids:
+        row = context.store.group(group_id)
+        if row is None or row.purpose is not Purpose.EVALUATION:
+            raise RefusedError(
+                f"evaluation group {group_id!r} was never enqueued", "NOT_FOUND", {"group_id": group_id}
+            )
+        rows.append(row)
+    if any(row.state < GroupState.FINISHED for row in rows):
+        return None
+    for row in rows:
+        if row.state is GroupState.FINISHED:
+            taken = dataclasses.replace(row, state=GroupState.TAKEN, step=run.committed_step + 1)
+            context.store.put_group(taken)
+    return tuple(group_ids)
+
+
+def read_finished_group(context: HubContext, group_id: str) -> FinishedGroup:
+    """A finished group with its completions and the steps of the versions that made them."""
+    stored = context.store.batches(group_id)
+    versions = {span.weight_version for item in stored for span in item.batch.version_spans}
+    steps = {}
+    for version in sorted(versions):
+        row = context.store.version(version)
+        if row is not None:
+            steps[version] = row.step
+    return FinishedGroup(
+        group=context.store.prompt_group(group_id),
+        batches=tuple(item.batch for item in stored),
+        version_steps=steps,
+        worker_names=tuple(item.worker_name for item in stored),
+        backends=tuple(item.backend for item in stored),
+    )
+
+
+def commit_step(
+    context: HubContext,
+    trainer_epoch: int,
+    step: int,
+    outcomes: Sequence[SequenceOutcome],
+    log_probs: bytes | None,
+) -> bool:
+    """Marks a step's groups as trained, in one transaction with their outcomes; True when it was known already."""
+    run = context.trainer_run(trainer_epoch)
+    if step <= run.committed_step:
+        return True
+    rows = context.store.groups_of_step(step)
+    if step != run.committed_step + 1 or any(row.state is not GroupState.TAKEN for row in rows) or not rows:
+        raise InvalidMessageError(
+            f"step {step} cannot be committed: take its batch first; the next step is {run.committed_step + 1}"
+        )
+    _check_outcomes(context, rows, outcomes, log_probs)
+    for row in rows:
+        context.store.put_group(dataclasses.replace(row, state=GroupState.COMMITTED))
+    context.store.add_commit(
+        StepCommit(
+            step=step,
+            trainer_epoch=trainer_epoch,
+            committed_at=context.clock.wall(),
+            outcomes=tuple(outcomes),
+            log_probs=log_probs,
+        )
+    )
+    context.store.put_run(dataclasses.replace(run, committed_step=step))
+    return False
+
+
+def _check_outcomes(
+    context: HubContext,
+    rows: Sequence[GroupRow],
+    outcomes: Sequence[SequenceOutcome],
+    log_probs: bytes | None,
+) -> None:
+    lengths = {
+        (sequence.group_id, sequence.sample_index): sequence.length
+        for row in rows
+        for sequence in context.store.sequences(row.group_id)
+    }
+    named = [(outcome.group_id, outcome.sample_index) for outcome in outcomes]
+    if len(named) != len(lengths) or set(named) != lengths.keys():
+        odd = (
+            sorted(set(named) ^ lengths.keys())[:3]
+            or sorted({key for key in named if named.count(key) > 1})[:3]
+        )
+        raise InvalidMessageError(
+            f"outcomes must name each of the step's {len(lengths)} sequences once; {len(named)} given, such as {odd} wrong"
+        )
+    if log_probs is not None and len(log_probs) != 4 * sum(lengths.values()):
+        raise InvalidMessageError(
+            f"log_probs has {len(log_probs) // 4} elements, but the step has {sum(lengths.values())} tokens"
+        )

@@ -1,0 +1,162 @@
+"""Results of workers: checked against lease and group, stored once."""
+
+import dataclasses
+from typing import cast
+
+from hetero_rl.errors import RefusedError
+from hetero_rl.hub.handlers.context import HubContext, Topic
+from hetero_rl.hub.handlers.identity import current_worker
+from hetero_rl.hub.handlers.runs import description_of
+from hetero_rl.hub.stores.base import HubStore
+from hetero_rl.hub.stores.records import GroupRow, GroupState, LeaseRow, SequenceRow, SubmissionId, WorkerRow
+from hetero_rl.wire.messages import (
+    GenerateWork,
+    Lease,
+    Submission,
+    SubmissionReceipt,
+    TrajectoryBatch,
+    VersionSpan,
+    WorkerState,
+)
+from hetero_rl.wire.validation import check_submission
+
+__all__ = ["submit_results"]
+
+
+def submit_results(context: HubContext, submission: Submission) -> SubmissionReceipt:
+    """Stores a submission and moves its group on; says so again when the same submission comes again."""
+    identity = submission.worker
+    key = SubmissionId(identity.worker_name, identity.worker_epoch, submission.sequence)
+    if context.store.has_submission(key):
+        context.store.count("submissions_repeated")
+        worker = context.store.worker(identity.worker_name)
+        return SubmissionReceipt(duplicate=True, credits=_credits(worker))
+    worker = current_worker(context, identity)
+    lease = _lease_of(context, submission)
+    batch = _check(context, submission, lease, worker)
+    row = context.store.group(lease.group_id)
+    if row is None:
+        raise AssertionError(f"lease {lease.lease_id} has no group")
+    sequences = _sequence_rows(context, batch)
+    context.store.add_submission(key, lease.lease_id, worker.request.backend, batch, sequences)
+    _advance(context, lease, row, sequences, final=submission.final)
+    stored = dataclasses.replace(worker, completions=worker.completions + len(sequences))
+    context.store.put_worker(stored)
+    return SubmissionReceipt(duplicate=False, credits=_credits(worker))
+
+
+def _credits(worker: WorkerRow | None) -> int:
+    if worker is None or worker.state is not WorkerState.ACTIVE:
+        return 0
+    return worker.request.capabilities.max_concurrent_sequences
+
+
+def _lease_of(context: HubContext, submission: Submission) -> LeaseRow:
+    lease = context.store.lease(submission.lease_id)
+    identity = submission.worker
+    held = lease is not None and (lease.worker_name, lease.worker_epoch) == (
+        identity.worker_name,
+        identity.worker_epoch,
+    )
+    if lease is None or not held:
+        raise RefusedError(
+            f"lease {submission.lease_id!r} has ended or belongs to another worker: drop its results",
+            "LEASE_LOST",
+            {"lease_id": submission.lease_id},
+        )
+    return lease
+
+
+class _PublishedVersions:
+    """Every published weight version, as a container that asks the store."""
+
+    def __init__(self, store: HubStore) -> None:
+        self._store = store
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self._store.version(version) is not None
+
+
+def _check(
+    context: HubContext, submission: Submission, lease: LeaseRow, worker: WorkerRow
+) -> TrajectoryBatch:
+    """The submission's completions, held against its lease, the run and the published versions."""
+    group = context.store.prompt_group(lease.group_id)
+    stored = context.store.stored_indices(lease.group_id)
+    work = GenerateWork(
+        group_id=group.group_id,
+        purpose=group.purpose,
+        prompt_token_ids=group.prompt_token_ids,
+        sample_indices=tuple(index for index in lease.sample_indices if index not in stored),
+        sampling=group.sampling,
+    )
+    promise = Lease(
+        lease_id=lease.lease_id,
+        attempt=lease.attempt,
+        time_to_live=context.settings.lease_seconds,
+        min_weight_version=lease.min_weight_version,
+        work=work,
+    )
+    check_submission(
+        submission,
+        promise,
+        description_of(context, context.open_run()),
+        _PublishedVersions(context.store),
+        numerics_id=worker.request.numerics.numerics_id,
+    )
+    return cast(
+        "TrajectoryBatch", submission.results
+    )  # the check refused anything else for a lease of completions
+
+
+def _sequence_rows(context: HubContext, batch: TrajectoryBatch) -> list[SequenceRow]:
+    steps = {}
+    for version in {span.weight_version for span in batch.version_spans}:
+        row = context.store.version(version)
+        steps[version] = row.step if row else 0
+    spans: list[list[VersionSpan]] = [[] for _ in batch.sample_indices]
+    for span in batch.version_spans:
+        spans[span.sample].append(span)
+    rows = []
+    for position, sample_index in enumerate(batch.sample_indices):
+        versions = [span.weight_version for span in spans[position]]
+        rows.append(
+            SequenceRow(
+                group_id=batch.group_id,
+                sample_index=sample_index,
+                length=batch.lengths[position],
+                finish_reason=batch.finish_reasons[position],
+                oldest_version=min(versions),
+                newest_version=max(versions),
+                oldest_step=min(steps[version] for version in versions),
+                newest_step=max(steps[version] for version in versions),
+            )
+        )
+    return rows
+
+
+def _advance(
+    context: HubContext, lease: LeaseRow, row: GroupRow, sequences: list[SequenceRow], *, final: bool
+) -> None:
+    """Finishes the group, keeps the lease, or ends it and queues the rest of the group again."""
+    stored = row.stored + len(sequences)
+    oldest = min(sequence.oldest_step for sequence in sequences)
+    state = GroupState.LEASED
+    if stored == row.group_size:
+        state = GroupState.FINISHED
+        context.notify(Topic.RESULTS)
+    elif final:
+        state = GroupState.QUEUED
+        context.store.count("leases_incomplete")
+        context.notify(Topic.WORK)
+    if state is not GroupState.LEASED:
+        context.store.remove_lease(lease.lease_id)
+        context.liveness.lease_ends.pop(lease.lease_id, None)
+    context.store.put_group(
+        dataclasses.replace(
+            row,
+            state=state,
+            stored=stored,
+            oldest_step=oldest if row.oldest_step < 0 else min(row.oldest_step, oldest),
+        )
+    )

@@ -1,0 +1,102 @@
+"""`RolloutService`: what a worker calls."""
+
+import asyncio
+
+from hetero_rl.hub.core import HubCore
+from hetero_rl.hub.handlers.context import Topic
+from hetero_rl.hub.handlers.leasing import lease_work
+from hetero_rl.hub.handlers.results import submit_results
+from hetero_rl.hub.handlers.runs import describe_run
+from hetero_rl.hub.handlers.workers import heartbeat, join, leave, report_probe
+from hetero_rl.hub.servicers.calls import RpcContext, poll, refusing, unpack
+from hetero_rl.v1 import rollout_service_pb2 as pb
+from hetero_rl.wire.convert import fields, run, weights, workers
+from hetero_rl.wire.messages import LeaseGrant, NoWorkReason
+
+__all__ = ["RolloutServicer"]
+
+_MOST_SECONDS = 30.0
+_THREAD_BYTES = 256 * 1024  # decoding more than this would hold up heartbeats on the event loop
+_FINAL = {NoWorkReason.WEIGHTS_TOO_OLD, NoWorkReason.DRAINING, NoWorkReason.RUN_COMPLETE}
+
+
+class RolloutServicer:
+    """Translates between messages and handlers.
+
+    Args:
+        core: Runs the handlers.
+        max_message_bytes: Largest message; bounds what a compressed column may grow to.
+    """
+
+    def __init__(self, core: HubCore, max_message_bytes: int) -> None:
+        self.core = core
+        self._max_tokens = max_message_bytes // 2
+
+    @refusing
+    async def GetRun(self, request: pb.GetRunRequest, context: RpcContext) -> pb.GetRunResponse:
+        """See the protocol."""
+        description = await self.core.run(describe_run)
+        return pb.GetRunResponse(run=run.run_description_to_proto(description))
+
+    @refusing
+    async def Join(self, request: pb.JoinRequest, context: RpcContext) -> pb.JoinResponse:
+        """See the protocol."""
+        grant = await self.core.run(join, unpack(workers.join_request_from_proto, request))
+        return workers.join_grant_to_proto(grant)
+
+    @refusing
+    async def LeaseWork(self, request: pb.LeaseWorkRequest, context: RpcContext) -> pb.LeaseWorkResponse:
+        """See the protocol."""
+        identity = unpack(workers.identity_from_proto, request.worker)
+        wait = unpack(fields.seconds_of, request, field="wait")
+
+        async def attempt(repeated: bool) -> LeaseGrant:
+            return await self.core.run(
+                lease_work,
+                identity,
+                loaded_weight_version=request.loaded_weight_version,
+                free_sequences=request.free_sequences,
+                waiting=repeated,
+            )
+
+        grant = await poll(self.core, Topic.WORK, min(wait, _MOST_SECONDS), attempt, _ends_waiting)
+        return workers.lease_grant_to_proto(grant)
+
+    @refusing
+    async def SubmitResults(
+        self, request: pb.SubmitResultsRequest, context: RpcContext
+    ) -> pb.SubmitResultsResponse:
+        """See the protocol."""
+        convert = workers.submission_from_proto
+        if request.ByteSize() > _THREAD_BYTES:
+            submission = await asyncio.to_thread(unpack, convert, request, max_tokens=self._max_tokens)
+        else:
+            submission = unpack(convert, request, max_tokens=self._max_tokens)
+        return workers.receipt_to_proto(await self.core.run(submit_results, submission))
+
+    @refusing
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: RpcContext) -> pb.HeartbeatResponse:
+        """See the protocol."""
+        reply = await self.core.run(heartbeat, unpack(workers.heartbeat_from_proto, request))
+        return workers.heartbeat_reply_to_proto(reply)
+
+    @refusing
+    async def ReportProbe(
+        self, request: pb.ReportProbeRequest, context: RpcContext
+    ) -> pb.ReportProbeResponse:
+        """See the protocol."""
+        identity = unpack(workers.identity_from_proto, request.worker)
+        result = unpack(weights.probe_result_from_proto, request.result)
+        accepted = await self.core.run(report_probe, identity, result, request.numerics_id)
+        return pb.ReportProbeResponse(accepted=accepted)
+
+    @refusing
+    async def Leave(self, request: pb.LeaveRequest, context: RpcContext) -> pb.LeaveResponse:
+        """See the protocol."""
+        identity = unpack(workers.identity_from_proto, request.worker)
+        await self.core.run(leave, identity, request.reason[:1000])
+        return pb.LeaveResponse()
+
+
+def _ends_waiting(grant: LeaseGrant) -> bool:
+    return bool(grant.leases) or grant.no_work_reason in _FINAL

@@ -1,0 +1,39 @@
+"""Frozen messages as JSON text, for the columns of the journal that nobody queries by content.
+
+Bytes are base64. Reading goes through pydantic: a journal that was changed by hand is refused, not trusted.
+"""
+
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from hetero_rl.errors import DamagedError
+
+__all__ = ["decode", "encode"]
+
+T = TypeVar("T")
+
+
+_adapters: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    if kind not in _adapters:
+        # Bytes settings cannot be given for a dataclass itself; inside a tuple it inherits them.
+        settings = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+        _adapters[kind] = TypeAdapter(tuple.__class_getitem__((kind,)), config=settings)  # type: ignore[arg-type]  # a tuple type made at run time
+    return _adapters[kind]
+
+
+def encode(value: object) -> str:
+    """JSON of a dataclass instance."""
+    return _adapter(type(value)).dump_json((value,)).decode()
+
+
+def decode(kind: type[T], text: str) -> T:
+    """The instance that `encode` wrote; raises DamagedError when the text is not one."""
+    try:
+        value: T = _adapter(kind).validate_json(text)[0]
+    except ValidationError as error:
+        raise DamagedError(f"the journal holds a damaged {kind.__name__}: {error}") from error
+    return value

@@ -1,0 +1,143 @@
+"""One SQLite connection with transactions, savepoints and our own errors.
+
+    call thread ──begin──► BEGIN IMMEDIATE ──nested──► SAVEPOINT ... RELEASE | ROLLBACK TO ──commit──► fsync of the WAL
+
+Readers (`journal_reader`) open the same file read-only and never block the writer.
+"""
+
+import sqlite3
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hetero_rl.errors import DamagedError, DiskFullError, StorageError
+from hetero_rl.hub.stores.schema import SCHEMA, SCHEMA_VERSION
+
+__all__ = ["JournalConnection", "check_schema_version", "storage_error"]
+
+Row = tuple[Any, ...]
+
+
+def storage_error(error: sqlite3.Error, path: Path) -> StorageError:
+    """Our own error for one of SQLite's."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_FULL:
+        return DiskFullError(f"no space left for {path}; what was stored before is intact: free some space")
+    if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+        return DamagedError(
+            f"{path} is damaged or is not a journal ({error}); restore it or start a new run directory"
+        )
+    return StorageError(f"{path} cannot be used: {error}")
+
+
+def check_schema_version(found: int, path: Path) -> None:
+    """Raises StorageError for a journal that this release does not read."""
+    if found > SCHEMA_VERSION:
+        raise StorageError(
+            f"{path} has schema version {found}, but this release of hetero-rl knows versions up to {SCHEMA_VERSION}: "
+            "use a release at least as new as the one that wrote it"
+        )
+
+
+class JournalConnection:
+    """A writable connection to the journal.
+
+    Args:
+        path: File of the journal; made with its tables when it does not exist.
+
+    Raises:
+        StorageError: The file cannot be opened, is damaged or has a newer schema.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            # Opened where the hub starts, used in the thread of its core only.
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._prepare()
+        except sqlite3.Error as error:
+            raise storage_error(error, path) from error
+        self._changes_before = 0
+
+    def _prepare(self) -> None:
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "wal_autocheckpoint=2000",
+            "cache_size=-32768",
+        ):
+            self._connection.execute(f"PRAGMA {pragma}")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        check_schema_version(version, self._path)
+        if version == 0:
+            self._connection.executescript(f"BEGIN;{SCHEMA};PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+
+    def begin(self) -> None:
+        """Opens a transaction."""
+        self.execute("BEGIN IMMEDIATE")
+        self._changes_before = self._connection.total_changes
+
+    def commit(self) -> bool:
+        """Commits; returns after the write-ahead log was synced, at once when nothing was written."""
+        wrote = self._connection.total_changes != self._changes_before
+        self.execute("COMMIT")
+        return wrote
+
+    def rollback(self) -> None:
+        """Undoes the open transaction, if any: SQLite itself ends one on a full disk."""
+        if self._connection.in_transaction:
+            self.execute("ROLLBACK")
+
+    @contextmanager
+    def nested(self) -> Generator[None]:
+        """A savepoint around what happens inside."""
+        self.execute("SAVEPOINT nested")
+        try:
+            yield
+        except BaseException:
+            if self._connection.in_transaction:
+                self.execute("ROLLBACK TO nested")
+                self.execute("RELEASE nested")
+            raise
+        self.execute("RELEASE nested")
+
+    def execute(self, statement: str, values: Iterable[Any] = ()) -> int:
+        """Runs a statement; returns the row id that it inserted, or 0."""
+        try:
+            return self._connection.execute(statement, tuple(values)).lastrowid or 0
+        except sqlite3.Error as error:
+            raise storage_error(error, self._path) from error
+
+    def execute_many(self, statement: str, rows: Iterable[Row]) -> None:
+        """Runs a statement for each row."""
+        try:
+            self._connection.executemany(statement, rows)
+        except sqlite3.Error as error:
+            raise storage_error(error, self._path) from error
+
+    def update(self, statement: str, values: Iterable[Any]) -> int:
+        """Runs an update or delete; returns the number of rows it changed."""
+        try:
+            return self._connection.execute(statement, tuple(values)).rowcount
+        except sqlite3.Error as error:
+            raise storage_error(error, self._path) from error
+
+    def rows(self, statement: str, values: Iterable[Any] = ()) -> list[Row]:
+        """All rows of a query."""
+        try:
+            return self._connection.execute(statement, tuple(values)).fetchall()
+        except sqlite3.Error as error:
+            raise storage_error(error, self._path) from error
+
+    def row(self, statement: str, values: Iterable[Any] = ()) -> Row | None:
+        """First row of a query."""
+        rows = self.rows(statement, values)
+        return rows[0] if rows else None
+
+    def close(self) -> None:
+        """Moves the write-ahead log into the file and closes it."""
+        try:
+            self._connection.close()
+        except sqlite3.Error as error:
+            raise storage_error(error, self._path) from error

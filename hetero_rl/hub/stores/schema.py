@@ -1,0 +1,186 @@
+"""Tables of the journal, and its version.
+
+One SQLite file per run. Rows of `groups`, `submissions`, `sequences`, `steps`, `outcomes`, `versions`, `probes` and `events`
+stay for ever; bulk (`columns`, prompts, trainer log-probabilities, weight blobs) is pruned behind the oldest checkpoint,
+except for the reservoir in `retained`.
+"""
+
+__all__ = ["SCHEMA", "SCHEMA_VERSION"]
+
+SCHEMA_VERSION = 1
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+
+CREATE TABLE run (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    run_id TEXT NOT NULL,
+    request TEXT NOT NULL,              -- RunRequest as JSON
+    trainer_epoch INTEGER NOT NULL,
+    state INTEGER NOT NULL,             -- RunState
+    committed_step INTEGER NOT NULL,
+    pruned_step INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE groups (
+    group_id TEXT PRIMARY KEY,
+    purpose INTEGER NOT NULL,           -- Purpose
+    ordinal INTEGER NOT NULL,
+    group_size INTEGER NOT NULL,
+    min_weight_version INTEGER NOT NULL,
+    state INTEGER NOT NULL,             -- GroupState
+    step INTEGER NOT NULL,              -- 0: not assigned
+    attempts INTEGER NOT NULL,
+    admitted_step INTEGER NOT NULL,     -- -1: never leased
+    oldest_step INTEGER NOT NULL,       -- -1: no tokens
+    stored INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX groups_by_state ON groups (purpose, state, ordinal, group_id);
+CREATE INDEX groups_by_step ON groups (purpose, step, ordinal);
+
+CREATE TABLE prompts (
+    group_id TEXT PRIMARY KEY,
+    prompt_token_ids BLOB NOT NULL,     -- int32, little-endian
+    sampling TEXT NOT NULL,             -- SamplingParameters as JSON
+    payload BLOB NOT NULL               -- the trainer's own data
+) STRICT;
+
+CREATE TABLE leases (
+    lease_id TEXT PRIMARY KEY,
+    group_id TEXT NOT NULL,
+    worker_name TEXT NOT NULL,
+    worker_epoch INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    min_weight_version INTEGER NOT NULL,
+    sample_indices TEXT NOT NULL        -- JSON array
+) STRICT, WITHOUT ROWID;
+CREATE INDEX leases_by_worker ON leases (worker_name);
+
+CREATE TABLE submissions (
+    submission_id INTEGER PRIMARY KEY,
+    worker_name TEXT NOT NULL,
+    worker_epoch INTEGER NOT NULL,
+    sequence INTEGER NOT NULL,
+    lease_id TEXT NOT NULL,
+    group_id TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    numerics_id TEXT NOT NULL,
+    generation_seconds REAL NOT NULL,
+    UNIQUE (worker_name, worker_epoch, sequence)
+) STRICT;
+CREATE INDEX submissions_by_group ON submissions (group_id);
+
+CREATE TABLE sequences (
+    group_id TEXT NOT NULL,
+    sample_index INTEGER NOT NULL,
+    submission_id INTEGER NOT NULL,
+    position INTEGER NOT NULL,          -- in its submission
+    length INTEGER NOT NULL,            -- tokens
+    finish_reason INTEGER NOT NULL,     -- FinishReason
+    oldest_version INTEGER NOT NULL,
+    newest_version INTEGER NOT NULL,
+    oldest_step INTEGER NOT NULL,
+    newest_step INTEGER NOT NULL,
+    PRIMARY KEY (group_id, sample_index)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE columns (
+    submission_id INTEGER PRIMARY KEY,
+    group_id TEXT NOT NULL,
+    token_ids BLOB NOT NULL,            -- int32, little-endian, all sequences one after another
+    log_probs BLOB,                     -- float32
+    action_mask BLOB,                   -- uint8
+    version_spans BLOB NOT NULL,        -- int64: sample, start, end, weight version of each span
+    expert_ids BLOB,                    -- int32
+    expert_layers INTEGER,
+    expert_top_k INTEGER
+) STRICT;
+CREATE INDEX columns_by_group ON columns (group_id);
+
+CREATE TABLE retained (
+    rank INTEGER PRIMARY KEY,
+    group_id TEXT NOT NULL,
+    sample_index INTEGER NOT NULL,
+    token_ids BLOB NOT NULL,
+    log_probs BLOB,
+    action_mask BLOB,
+    trainer_log_probs BLOB
+) STRICT;
+CREATE INDEX retained_by_group ON retained (group_id);
+
+CREATE TABLE versions (
+    version INTEGER PRIMARY KEY,
+    step INTEGER NOT NULL,
+    state_digest TEXT NOT NULL,
+    abandoned INTEGER NOT NULL,
+    pruned INTEGER NOT NULL,
+    manifest TEXT NOT NULL              -- WeightManifest as JSON
+) STRICT;
+
+CREATE TABLE steps (
+    commit_id INTEGER PRIMARY KEY,
+    step INTEGER NOT NULL,
+    trainer_epoch INTEGER NOT NULL,
+    committed_at REAL NOT NULL,         -- seconds since the epoch
+    abandoned INTEGER NOT NULL,
+    log_probs BLOB                      -- float32, in the order of outcomes.position
+) STRICT;
+CREATE UNIQUE INDEX steps_that_count ON steps (step) WHERE abandoned = 0;
+
+CREATE TABLE outcomes (
+    commit_id INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    group_id TEXT NOT NULL,
+    sample_index INTEGER NOT NULL,
+    reward REAL NOT NULL,
+    advantage REAL NOT NULL,
+    log_importance_ratio REAL NOT NULL,
+    coefficient REAL NOT NULL,
+    mean_absolute_gap REAL NOT NULL,
+    max_absolute_gap REAL NOT NULL,
+    lag INTEGER NOT NULL,
+    disposition INTEGER NOT NULL,       -- Disposition
+    staleness_log_ratio REAL,
+    chip_log_ratio REAL,
+    PRIMARY KEY (commit_id, position)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX outcomes_by_sequence ON outcomes (group_id, sample_index);
+
+CREATE TABLE workers (
+    worker_name TEXT PRIMARY KEY,
+    worker_epoch INTEGER NOT NULL,
+    request TEXT NOT NULL,              -- JoinRequest as JSON
+    state INTEGER NOT NULL,             -- WorkerState
+    state_reason TEXT NOT NULL,
+    completions INTEGER NOT NULL,
+    last_probe TEXT,                    -- ProbeResult as JSON
+    must_pass_probe INTEGER NOT NULL,
+    former_boot_ids TEXT NOT NULL       -- JSON array
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE probes (
+    probe_id INTEGER PRIMARY KEY,
+    worker_name TEXT NOT NULL,
+    worker_epoch INTEGER NOT NULL,
+    numerics_id TEXT NOT NULL,
+    weight_version INTEGER NOT NULL,
+    mean_absolute_difference REAL NOT NULL,
+    max_absolute_difference REAL NOT NULL,
+    mean_difference REAL NOT NULL,
+    tokens INTEGER NOT NULL,
+    accepted INTEGER NOT NULL,
+    occurred_at REAL NOT NULL,
+    log_probs BLOB                      -- float32
+) STRICT;
+CREATE INDEX probes_by_worker ON probes (worker_name);
+
+CREATE TABLE events (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    occurred_at REAL NOT NULL,
+    kind TEXT NOT NULL,
+    worker_name TEXT NOT NULL,
+    message TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+"""

@@ -1,0 +1,205 @@
+"""Statements on the run, its prompt groups and their leases."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hetero_rl.errors import StorageError
+from hetero_rl.hub.stores.base import HubStore
+from hetero_rl.hub.stores.codec import decode, encode
+from hetero_rl.hub.stores.connection import JournalConnection, Row
+from hetero_rl.hub.stores.records import GroupRow, GroupState, LeaseRow, RunRecord, RunState
+from hetero_rl.wire.columns import Int32Bytes
+from hetero_rl.wire.messages import PromptGroup, Purpose, RunRequest, SamplingParameters
+
+__all__ = ["GroupTables"]
+
+_GROUP_FIELDS = tuple(field.name for field in dataclasses.fields(GroupRow))
+_GROUP_COLUMNS = ", ".join(_GROUP_FIELDS)
+_SELECT_GROUP = f"SELECT {_GROUP_COLUMNS} FROM groups"  # ruff: ignore[hardcoded-sql-expression] names of our own fields
+_INSERT_GROUP = f"INSERT INTO groups ({_GROUP_COLUMNS}) VALUES ({', '.join('?' * len(_GROUP_FIELDS))})"  # ruff: ignore[hardcoded-sql-expression] the same
+_UPDATE_GROUP = (
+    "UPDATE groups SET state = ?, step = ?, attempts = ?, admitted_step = ?, oldest_step = ?, stored = ? "
+    "WHERE group_id = ?"
+)
+
+
+def _group_row(row: Row) -> GroupRow:
+    values: dict[str, Any] = dict(zip(_GROUP_FIELDS, row, strict=True))
+    values["purpose"] = Purpose(values["purpose"])
+    values["state"] = GroupState(values["state"])
+    return GroupRow(**values)
+
+
+def _lease_row(row: Row) -> LeaseRow:
+    return LeaseRow(
+        lease_id=row[0],
+        group_id=row[1],
+        worker_name=row[2],
+        worker_epoch=row[3],
+        attempt=row[4],
+        min_weight_version=row[5],
+        sample_indices=tuple(json.loads(row[6])),
+    )
+
+
+class GroupTables(HubStore):
+    """Tables `run`, `groups`, `prompts` and `leases`."""
+
+    _journal: JournalConnection
+
+    def run(self) -> RunRecord | None:
+        """See `HubStore`."""
+        row = self._journal.row("SELECT request, trainer_epoch, state, committed_step, pruned_step FROM run")
+        if row is None:
+            return None
+        return RunRecord(
+            request=decode(RunRequest, row[0]),
+            trainer_epoch=row[1],
+            state=RunState(row[2]),
+            committed_step=row[3],
+            pruned_step=row[4],
+        )
+
+    def put_run(self, run: RunRecord) -> None:
+        """See `HubStore`."""
+        self._journal.execute(
+            "INSERT OR REPLACE INTO run VALUES (1, ?, ?, ?, ?, ?, ?)",
+            (
+                run.request.run_id,
+                encode(run.request),
+                run.trainer_epoch,
+                int(run.state),
+                run.committed_step,
+                run.pruned_step,
+            ),
+        )
+
+    def add_group(self, group: PromptGroup) -> None:
+        """See `HubStore`."""
+        row = GroupRow(
+            group_id=group.group_id,
+            purpose=group.purpose,
+            ordinal=group.ordinal,
+            group_size=group.group_size,
+            min_weight_version=group.min_weight_version,
+        )
+        self._journal.execute(_INSERT_GROUP, (getattr(row, name) for name in _GROUP_FIELDS))
+        self._journal.execute(
+            "INSERT INTO prompts VALUES (?, ?, ?, ?)",
+            (group.group_id, group.prompt_token_ids, encode(group.sampling), group.payload),
+        )
+
+    def group(self, group_id: str) -> GroupRow | None:
+        """See `HubStore`."""
+        row = self._journal.row(f"{_SELECT_GROUP} WHERE group_id = ?", (group_id,))
+        return None if row is None else _group_row(row)
+
+    def prompt_group(self, group_id: str) -> PromptGroup:
+        """See `HubStore`."""
+        row = self.group(group_id)
+        bulk = self._journal.row(
+            "SELECT prompt_token_ids, sampling, payload FROM prompts WHERE group_id = ?", (group_id,)
+        )
+        if row is None or bulk is None:
+            raise StorageError(f"group {group_id!r} is not in the journal")
+        return PromptGroup(
+            group_id=group_id,
+            ordinal=row.ordinal,
+            prompt_token_ids=Int32Bytes(bulk[0]),
+            group_size=row.group_size,
+            sampling=decode(SamplingParameters, bulk[1]),
+            purpose=row.purpose,
+            payload=bulk[2],
+            min_weight_version=row.min_weight_version,
+        )
+
+    def put_group(self, row: GroupRow) -> None:
+        """See `HubStore`."""
+        changed = self._journal.update(
+            _UPDATE_GROUP,
+            (
+                int(row.state),
+                row.step,
+                row.attempts,
+                row.admitted_step,
+                row.oldest_step,
+                row.stored,
+                row.group_id,
+            ),
+        )
+        if not changed:
+            raise StorageError(f"group {row.group_id!r} is not in the journal")
+
+    def queued_groups(self, purpose: Purpose, limit: int) -> tuple[GroupRow, ...]:
+        """See `HubStore`."""
+        rows = self._journal.rows(
+            f"{_SELECT_GROUP} WHERE purpose = ? AND state = ? ORDER BY ordinal, group_id LIMIT ?",
+            (int(purpose), int(GroupState.QUEUED), limit),
+        )
+        return tuple(map(_group_row, rows))
+
+    def unassigned_training_groups(self) -> tuple[GroupRow, ...]:
+        """See `HubStore`."""
+        return self.groups_of_step(0)
+
+    def groups_of_step(self, step: int) -> tuple[GroupRow, ...]:
+        """See `HubStore`."""
+        rows = self._journal.rows(
+            f"{_SELECT_GROUP} WHERE purpose = ? AND step = ? ORDER BY ordinal", (int(Purpose.TRAIN), step)
+        )
+        return tuple(map(_group_row, rows))
+
+    def last_assigned_step(self) -> int:
+        """See `HubStore`."""
+        row = self._journal.row("SELECT max(step) FROM groups WHERE purpose = ?", (int(Purpose.TRAIN),))
+        return (row[0] if row else None) or 0
+
+    def next_train_ordinal(self) -> int:
+        """See `HubStore`."""
+        statement = "SELECT max(ordinal) FROM groups WHERE purpose = ? AND state = ?"
+        found = [
+            self._journal.rows(statement, (int(Purpose.TRAIN), int(state)))[0][0] for state in GroupState
+        ]
+        return max((ordinal + 1 for ordinal in found if ordinal is not None), default=0)
+
+    def group_counts(self) -> Mapping[tuple[Purpose, GroupState], int]:
+        """See `HubStore`."""
+        rows = self._journal.rows("SELECT purpose, state, count(*) FROM groups GROUP BY purpose, state")
+        return {(Purpose(purpose), GroupState(state)): number for purpose, state, number in rows}
+
+    def add_lease(self, lease: LeaseRow) -> None:
+        """See `HubStore`."""
+        self._journal.execute(
+            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                lease.lease_id,
+                lease.group_id,
+                lease.worker_name,
+                lease.worker_epoch,
+                lease.attempt,
+                lease.min_weight_version,
+                json.dumps(lease.sample_indices),
+            ),
+        )
+
+    def lease(self, lease_id: str) -> LeaseRow | None:
+        """See `HubStore`."""
+        row = self._journal.row("SELECT * FROM leases WHERE lease_id = ?", (lease_id,))
+        return None if row is None else _lease_row(row)
+
+    def leases(self, worker_name: str | None = None) -> tuple[LeaseRow, ...]:
+        """See `HubStore`."""
+        if worker_name is None:
+            rows = self._journal.rows("SELECT * FROM leases ORDER BY lease_id")
+        else:
+            rows = self._journal.rows(
+                "SELECT * FROM leases WHERE worker_name = ? ORDER BY lease_id", (worker_name,)
+            )
+        return tuple(map(_lease_row, rows))
+
+    def remove_lease(self, lease_id: str) -> None:
+        """See `HubStore`."""
+        if not self._journal.update("DELETE FROM leases WHERE lease_id = ?", (lease_id,)):
+            raise StorageError(f"lease {lease_id!r} is not in the journal")

@@ -1,0 +1,49 @@
+"""The embedded store: one SQLite file in WAL mode, synced at every commit."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hetero_rl.hub.stores.base import HubStore
+from hetero_rl.hub.stores.connection import JournalConnection
+from hetero_rl.hub.stores.sqlite_fleet import FleetTables
+from hetero_rl.hub.stores.sqlite_groups import GroupTables
+from hetero_rl.hub.stores.sqlite_results import ResultTables
+from hetero_rl.hub.stores.sqlite_steps import StepTables
+
+__all__ = ["SqliteStore"]
+
+
+class SqliteStore(GroupTables, ResultTables, StepTables, FleetTables, HubStore):
+    """`HubStore` on a file. The tables are in `schema`; each base class holds the statements of some of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._journal = JournalConnection(path)
+
+    def begin(self) -> None:
+        """See `HubStore`."""
+        self._journal.begin()
+
+    def commit(self) -> bool:
+        """See `HubStore`."""
+        return self._journal.commit()
+
+    def rollback(self) -> None:
+        """See `HubStore`."""
+        self._journal.rollback()
+
+    @contextmanager
+    def nested(self) -> Generator[None]:
+        """See `HubStore`."""
+        with self._journal.nested():
+            yield
+
+    def probe_write(self) -> None:
+        """See `HubStore`."""
+        self._journal.execute(
+            "INSERT INTO meta VALUES ('write_probe', '1') ON CONFLICT DO UPDATE SET value = value + 1"
+        )
+
+    def close(self) -> None:
+        """See `HubStore`."""
+        self._journal.close()

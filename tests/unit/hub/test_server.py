@@ -1,0 +1,318 @@
+"""A real server on loopback with the real clients, over stores in memory and on disk."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+
+import grpc
+import pytest
+
+from hetero_rl.config.tree import Config
+from hetero_rl.errors import ConfigError, FencedError, RefusedError
+from hetero_rl.hub.blobs import LocalBlobStore
+from hetero_rl.hub.handlers.context import HubSettings
+from hetero_rl.hub.server import running_hub, running_local_hub
+from hetero_rl.hub.stores.sqlite_store import SqliteStore
+from hetero_rl.v1 import rollout_service_pb2
+from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient
+from hetero_rl.wire.clients import RolloutClient, WeightClient
+from hetero_rl.wire.health import CHECK_METHOD, WATCH_METHOD, ServingStatus, decode_status
+from hetero_rl.wire.messages import NoWorkReason, Purpose, WeightEncoding, WorkerIdentity
+
+
+class HubThread:
+    """A hub with an event loop of its own, so that blocking clients can be used from the test."""
+
+    def __init__(self, directory):
+        self._directory = directory
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    async def _serve(self):
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        store = SqliteStore(self._directory / "journal.sqlite")
+        blobs = LocalBlobStore(self._directory / "blobs")
+        async with running_hub(store, blobs, HubSettings(max_message_bytes=2**20)) as hub:
+            self.address, self.core = hub.address, hub.core
+            self._ready.set()
+            await self._stop.wait()
+
+    def stop(self):
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def hub_thread(tmp_path):
+    hub = HubThread(tmp_path)
+    yield hub
+    hub.stop()
+
+
+@pytest.fixture
+def trainer(hub_thread):
+    with TrainingClient(hub_thread.address) as client:
+        yield client
+
+
+def open_and_publish(trainer, messages, version=1):
+    trainer.open_run(messages.run_request())
+    trainer.put_blob(messages.blob(version), iter([messages.weights(version)]))
+    trainer.publish_version(messages.manifest(version))
+
+
+async def join(client, messages):
+    grant = await client.join(messages.join_request())
+    return WorkerIdentity("w1", grant.worker_epoch)
+
+
+async def complete(client, messages, worker, lease, sequence):
+    return await client.submit_results(messages.submission(worker, sequence, lease))
+
+
+def test_a_group_goes_from_the_trainer_to_a_worker_and_back(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+    receipt = trainer.enqueue_groups([messages.group(0), messages.group(1)])
+    assert receipt.accepted == 2
+
+    async def work():
+        async with RolloutClient(hub_thread.address) as client:
+            description = await client.get_run()
+            worker = await join(client, messages)
+            grant = await client.lease_work(worker, loaded_weight_version=1, free_sequences=8, wait=0)
+            receipts = [
+                await complete(client, messages, worker, lease, sequence)
+                for sequence, lease in enumerate(grant.leases)
+            ]
+            again = await complete(client, messages, worker, grant.leases[0], 0)
+            await client.leave(worker, "done")
+            return description, receipts, again
+
+    description, receipts, again = asyncio.run(work())
+    assert description.run_id == "run"
+    assert [receipt.duplicate for receipt in receipts] == [False, False]
+    assert again.duplicate
+    groups = trainer.take_batch(1, wait=5)
+    assert [group.group.group_id for group in groups] == ["g0", "g1"]
+    assert groups[0].group.payload == b"answer"
+    assert groups[0].version_steps == {1: 0}
+    assert groups[0].batches[0].sample_indices == (0, 1)
+    outcomes = [messages.outcome(group, index) for group in ("g0", "g1") for index in (0, 1)]
+    trainer.commit_step(1, outcomes)
+    trainer.commit_checkpoint(1, 1)
+    trainer.close_run(complete=True)
+    with FleetClient(hub_thread.address) as fleet:
+        status = fleet.run_status()
+        assert status.step == 1
+        assert status.training.committed == 2
+        kinds = [event.kind for event in fleet.list_events(0)]
+        assert kinds == [
+            "run_opened",
+            "version_published",
+            "worker_joined",
+            "worker_left",
+            "checkpoint",
+            "run_closed",
+        ]
+
+
+def test_a_batch_that_is_not_complete_is_an_empty_stream(trainer, messages):
+    open_and_publish(trainer, messages)
+    assert trainer.take_batch(1, wait=0) is None
+
+
+def test_a_long_poll_ends_when_work_arrives(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+
+    async def work():
+        async with RolloutClient(hub_thread.address) as client:
+            worker = await join(client, messages)
+            poll = asyncio.create_task(
+                client.lease_work(worker, loaded_weight_version=1, free_sequences=8, wait=30)
+            )
+            await asyncio.to_thread(trainer.enqueue_groups, [messages.group(0)])
+            return await asyncio.wait_for(poll, 5)
+
+    grant = asyncio.run(work())
+    assert [lease.work.group_id for lease in grant.leases] == ["g0"]
+
+
+def test_evaluation_groups_are_taken_by_name(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+    trainer.enqueue_groups([messages.group(0, Purpose.EVALUATION)])
+    assert trainer.take_evaluation(["e0"], wait=0) is None
+
+    async def work():
+        async with RolloutClient(hub_thread.address) as client:
+            worker = await join(client, messages)
+            grant = await client.lease_work(worker, loaded_weight_version=1, free_sequences=8, wait=0)
+            await complete(client, messages, worker, grant.leases[0], 1)
+
+    asyncio.run(work())
+    (group,) = trainer.take_evaluation(["e0"], wait=5)
+    assert group.group.group_id == "e0"
+
+
+def test_weights_are_fetched_from_an_offset(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+
+    async def fetch():
+        async with WeightClient(hub_thread.address) as client:
+            assert await client.await_version(0, wait=5) == 1
+            (manifest,) = await client.get_plan(
+                held_version=0, wanted_version=0, encodings=[WeightEncoding.FULL_RAW]
+            )
+            return manifest, b"".join(
+                [chunk async for chunk in client.fetch_blob(manifest.blobs[0].digest, 4)]
+            )
+
+    manifest, data = asyncio.run(fetch())
+    assert manifest == messages.manifest(1)
+    assert data == messages.weights(1)[4:]
+
+
+def test_a_blob_with_other_bytes_is_refused_and_forgotten(trainer, messages):
+    trainer.open_run(messages.run_request())
+    with pytest.raises(RefusedError) as caught:
+        trainer.put_blob(messages.blob(1), iter([messages.weights(2)]))
+    assert caught.value.reason == "DIGEST_MISMATCH"
+    trainer.put_blob(messages.blob(1), iter([messages.weights(1)]))
+
+
+def test_a_worker_with_another_model_is_told_both_digests(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+    stranger = type(messages.digests)(config="a" * 64, tokenizer="b" * 64)
+
+    async def work():
+        async with RolloutClient(hub_thread.address) as client:
+            await client.join(messages.join_request(model_digests=stranger))
+
+    with pytest.raises(RefusedError) as caught:
+        asyncio.run(work())
+    assert caught.value.reason == "MODEL_MISMATCH"
+    assert caught.value.details["expected_config_digest"] == "c" * 64
+    assert caught.value.details["actual_config_digest"] == "a" * 64
+
+
+def test_before_a_trainer_opens_the_run_workers_are_told_to_come_back(hub_thread):
+    async def work():
+        async with RolloutClient(hub_thread.address) as client:
+            await client.get_run()
+
+    with pytest.raises(RefusedError) as caught:
+        asyncio.run(work())
+    assert caught.value.reason == "RUN_NOT_OPEN"
+
+
+def test_an_older_trainer_is_fenced(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+    with TrainingClient(hub_thread.address) as newer:
+        newer.open_run(messages.run_request())
+        with pytest.raises(FencedError):
+            trainer.enqueue_groups([messages.group(0)])
+
+
+def submit_raw(address, data):
+    with grpc.insecure_channel(address) as channel:
+        method = channel.unary_unary("/hetero_rl.v1.RolloutService/SubmitResults")
+        with pytest.raises(grpc.RpcError) as caught:
+            method(data, timeout=10)
+        return caught.value.code()
+
+
+def test_a_malformed_submission_is_an_invalid_argument_and_the_hub_lives(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+    empty = rollout_service_pb2.SubmitResultsRequest().SerializeToString()
+    assert submit_raw(hub_thread.address, empty) is grpc.StatusCode.INVALID_ARGUMENT
+    with FleetClient(hub_thread.address) as fleet:
+        assert sum(fleet.run_status().counters.values()) == 1
+
+
+def test_bytes_that_are_no_message_are_refused_and_the_hub_lives(hub_thread, trainer, messages):
+    assert submit_raw(hub_thread.address, b"\xff" * 64) is grpc.StatusCode.INVALID_ARGUMENT
+    open_and_publish(trainer, messages)
+
+
+def test_an_oversized_submission_is_refused_and_the_hub_lives(hub_thread, trainer, messages):
+    assert submit_raw(hub_thread.address, b"\x00" * (2**20 + 1)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    open_and_publish(trainer, messages)
+
+
+def check_health(address, service=b""):
+    request = bytes([0x0A, len(service)]) + service if service else b""
+    with grpc.insecure_channel(address) as channel:
+        return decode_status(channel.unary_unary(CHECK_METHOD)(request, timeout=10))
+
+
+def test_health_is_serving_for_the_hub_and_each_service(hub_thread):
+    assert check_health(hub_thread.address) is ServingStatus.SERVING
+    assert check_health(hub_thread.address, b"hetero_rl.v1.RolloutService") is ServingStatus.SERVING
+    with pytest.raises(grpc.RpcError) as caught:
+        check_health(hub_thread.address, b"someone.Else")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_health_watch_hears_of_the_shutdown(hub_thread):
+    with grpc.insecure_channel(hub_thread.address) as channel:
+        stream = channel.unary_stream(WATCH_METHOD)(b"", timeout=30)
+        assert decode_status(next(stream)) is ServingStatus.SERVING
+        stopping = threading.Thread(target=hub_thread.stop)
+        stopping.start()
+        assert decode_status(next(stream)) is ServingStatus.NOT_SERVING
+        stopping.join()
+
+
+def test_the_shutdown_ends_a_long_poll_with_an_answer(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+
+    async def work():
+        async with RolloutClient(hub_thread.address) as client:
+            worker = await join(client, messages)
+            poll = asyncio.create_task(
+                client.lease_work(worker, loaded_weight_version=1, free_sequences=8, wait=30)
+            )
+            await client.get_run()  # the poll was sent before this call on the same connection
+            await asyncio.to_thread(hub_thread.stop)
+            return await poll
+
+    assert asyncio.run(work()).no_work_reason is NoWorkReason.QUEUE_EMPTY
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = Config.model_validate({"hub": {"listen": listen}})
+
+        async def serve():
+            async with running_local_hub(config, tmp_path):
+                pass
+
+        with pytest.raises(ConfigError, match=listen):
+            asyncio.run(serve())
+
+
+def test_a_foreign_address_without_tls_is_refused(tmp_path):
+    config = Config.model_validate({"hub": {"listen": "0.0.0.0:0"}})
+
+    async def serve():
+        async with running_local_hub(config, tmp_path):
+            pass
+
+    with pytest.raises(ConfigError, match="TLS is off"):
+        asyncio.run(serve())
+
+
+def test_the_address_file_holds_the_picked_port_while_the_hub_serves(tmp_path):
+    async def serve():
+        async with running_local_hub(Config(), tmp_path) as hub:
+            assert (tmp_path / "address").read_text() == f"{hub.address}\n"
+            assert not hub.address.endswith(":0")
+
+    asyncio.run(serve())
+    assert not (tmp_path / "address").exists()
