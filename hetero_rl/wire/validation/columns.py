@@ -5,9 +5,10 @@ Python objects for every element would cost 20 to 50 ns each. Two other ways loo
 - Ids: a block of the column is one big integer whose 32-bit lanes are the elements. Adding 2^31 - bound to every lane
   sets the lane's top bit exactly where the element is not below the bound; a negative element has it set already.
 - Log-probabilities: the top byte of a float32 is the sign and seven bits of the exponent. 0x80 to 0xFE means negative or
-  -0, and finite; only other bytes need a look at the number itself.
+  -0, and finite. 0x00 may be +0; lanes tell it from a positive number. Anything else needs a look at the number itself.
 """
 
+import math
 from collections.abc import Iterator
 
 from hetero_rl.wire.columns import float32_view, int32_view
@@ -17,6 +18,7 @@ __all__ = ["aligned_positions", "first_not_below", "first_not_log_prob", "first_
 _LANES = 1024
 _BLOCK_BYTES = 4 * _LANES
 _TOP_BITS = int.from_bytes(b"\x00\x00\x00\x80" * _LANES, "little")
+_OTHER_BITS = int.from_bytes(b"\xff\xff\xff\x7f" * _LANES, "little")
 _SURELY_NEGATIVE = bytes(range(0x80, 0xFF))
 
 
@@ -47,15 +49,23 @@ def first_not_log_prob(column: bytes) -> int | None:
         column: float32 elements.
     """
     unsure = column[3::4].translate(None, _SURELY_NEGATIVE)
-    if not unsure:
-        return None
-    if not unsure.strip(b"\x00") and max(float32_view(column)) <= 0:
-        # No exponent of NaN or infinity occurs, so the maximum tells: the unsure ones are +0.
+    if not unsure or (not unsure.strip(b"\x00") and not _has_positive(column)):
+        # Negative and finite throughout, or with elements among them that are exactly +0.
         return None
     for position, value in enumerate(float32_view(column)):
-        if not -float("inf") < value <= 0:
+        if not -math.inf < value <= 0:
             return position
     return None
+
+
+def _has_positive(column: bytes) -> bool:
+    """Whether an element has its sign bit clear and any other bit set."""
+    for start in range(0, len(column), _BLOCK_BYTES):
+        lanes = int.from_bytes(column[start : start + _BLOCK_BYTES], "little")
+        nonzero = ((lanes & _OTHER_BITS) + _OTHER_BITS) & _TOP_BITS
+        if nonzero & lanes != nonzero:
+            return True
+    return False
 
 
 def first_not_mask(column: bytes) -> int | None:
