@@ -33,6 +33,7 @@ from hetero_rl.wire.channels import (
 from hetero_rl.wire.clients import default_encoding
 from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
 from hetero_rl.wire.convert import fields, fleet, run, trajectories, weights, work
+from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
     BlobReference,
     DataType,
@@ -175,7 +176,10 @@ class TrainingClient(_BlockingClient):
             trainer_epoch=self._epoch, blob=weights.blob_to_proto(blob)
         )
         response = self._call(self._stub.GetBlob, request, "GetBlob", self._deadlines.control)
-        if response.held_bytes != blob.size:
+        if response.held_bytes > blob.size:
+            raise invalid("GetBlobResponse.held_bytes", f"is {response.held_bytes}, the blob has {blob.size}")
+        # An empty blob is sent all the same: 0 bytes held does not say whether the hub knows it.
+        if response.held_bytes < blob.size or blob.size == 0:
             self._upload(_Upload(self._epoch, blob, chunks, response.held_bytes))
 
     def publish_version(self, manifest: WeightManifest) -> None:

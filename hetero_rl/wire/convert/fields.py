@@ -90,7 +90,7 @@ def seconds_of(message: Message, field: str) -> float:
             name_of(message, field),
             f"is {duration.seconds} s and {duration.nanos} ns, expected a duration of 0 or more",
         )
-    return duration.seconds + duration.nanos / _NANOS
+    return (duration.seconds * _NANOS + duration.nanos) / _NANOS
 
 
 def column_of(

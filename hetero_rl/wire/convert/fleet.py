@@ -143,7 +143,7 @@ def event_from_proto(message: fleet_service_pb2.Event) -> Event:
     """Unpacks an event."""
     return Event(
         sequence=message.sequence,
-        occurred_at=message.occur_time.seconds + message.occur_time.nanos / _NANOS,
+        occurred_at=(message.occur_time.seconds * _NANOS + message.occur_time.nanos) / _NANOS,
         kind=message.kind,
         worker_name=message.worker_name,
         message=message.message,

@@ -1,0 +1,324 @@
+"""The clients against real servers: what they send, what they make of answers, where they stop."""
+
+import hashlib
+import threading
+
+import pytest
+
+from hetero_rl.errors import FencedError, InvalidMessageError, RefusedError, UnreachableError
+from hetero_rl.v1 import (
+    rollout_service_pb2,
+    rollout_service_pb2_grpc,
+    training_service_pb2,
+    training_service_pb2_grpc,
+    weight_service_pb2,
+    weight_service_pb2_grpc,
+)
+from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient, rechunk
+from hetero_rl.wire.channels import CHUNK_BYTES, Deadlines
+from hetero_rl.wire.clients import RolloutClient, WeightClient, default_encoding
+from hetero_rl.wire.column_codec import ColumnEncoding
+from hetero_rl.wire.columns import float32_column, int32_column
+from hetero_rl.wire.convert.trajectories import finished_group_to_proto
+from hetero_rl.wire.messages import (
+    BlobReference,
+    FinishedGroup,
+    PromptGroup,
+    SamplingParameters,
+    ScoreBatch,
+    Submission,
+    WeightEncoding,
+    WorkerIdentity,
+)
+from hetero_rl.wire.refusal import to_refusal
+
+DATA = hashlib.sha256(b"seed").digest() * (3 * CHUNK_BYTES // 32) + b"tail"
+BLOB = BlobReference(hashlib.sha256(DATA).hexdigest(), len(DATA))
+GROUP = PromptGroup(
+    group_id="g",
+    ordinal=0,
+    prompt_token_ids=int32_column([1]),
+    group_size=1,
+    sampling=SamplingParameters(max_new_tokens=1, stop_token_ids=()),
+)
+
+
+class Training(training_service_pb2_grpc.TrainingServiceServicer):
+    """Holds what was uploaded; its methods have the names in the protocol."""
+
+    def __init__(self):
+        self.held = b""
+        self.chunk_sizes = []
+        self.enqueued = []
+        self.batches = {}
+
+    def OpenRun(self, request, context):
+        return training_service_pb2.OpenRunResponse(trainer_epoch=7)
+
+    def EnqueueGroups(self, request, context):
+        self.enqueued.append([group.group_id for group in request.groups])
+        return training_service_pb2.EnqueueGroupsResponse(accepted=len(request.groups), credits=5)
+
+    def TakeBatch(self, request, context):
+        assert request.trainer_epoch == 7
+        answer = self.batches.get(request.step, ())
+        if isinstance(answer, Exception):
+            refusal = to_refusal(answer)
+            context.set_trailing_metadata(refusal.trailing_metadata)
+            context.abort(refusal.status, refusal.text)
+        for group in answer:
+            yield training_service_pb2.TakeBatchResponse(group=finished_group_to_proto(group))
+
+    def GetBlob(self, request, context):
+        return training_service_pb2.GetBlobResponse(held_bytes=len(self.held))
+
+    def PutBlob(self, requests, context):
+        for number, request in enumerate(requests):
+            assert request.HasField("blob") == (number == 0)
+            assert request.offset == len(self.held)
+            self.held += request.data
+            self.chunk_sizes.append(len(request.data))
+        return training_service_pb2.PutBlobResponse(held_bytes=len(self.held))
+
+
+@pytest.fixture
+def hub():
+    return Training()
+
+
+@pytest.fixture
+def trainer(serve, hub):
+    address = serve(
+        lambda server: training_service_pb2_grpc.add_TrainingServiceServicer_to_server(hub, server)
+    )
+    with TrainingClient(address) as client:
+        client._open_epoch = 7
+        yield client
+
+
+def test_an_upload_goes_in_chunks_and_only_once(trainer, hub):
+    trainer.put_blob(BLOB, iter([DATA[:1000], DATA[1000:]]))
+    assert hub.held == DATA
+    assert hub.chunk_sizes == [CHUNK_BYTES] * 3 + [4]
+    trainer.put_blob(BLOB, iter([DATA]))
+    assert len(hub.chunk_sizes) == 4
+
+
+def test_an_upload_resumes_where_the_hub_stopped(trainer, hub):
+    hub.held = DATA[:1_234_567]
+    trainer.put_blob(BLOB, iter([DATA[:999], DATA[999:]]))
+    assert hub.held == DATA
+
+
+def test_chunks_that_do_not_add_up_to_the_blob_are_this_side_s_error(trainer):
+    with pytest.raises(InvalidMessageError, match=f"add up to 9 bytes, its size is {len(DATA)}"):
+        trainer.put_blob(BLOB, iter([b"too short"]))
+
+
+def test_an_error_while_reading_the_chunks_is_raised_as_it_is(trainer):
+    def broken():
+        yield b"x"
+        raise PermissionError("weights.bin")
+
+    with pytest.raises(PermissionError, match=r"weights\.bin"):
+        trainer.put_blob(BLOB, broken())
+
+
+def test_an_empty_blob_is_announced(trainer, hub):
+    trainer.put_blob(BlobReference(hashlib.sha256(b"").hexdigest(), 0), iter([]))
+    assert hub.chunk_sizes == [0]
+
+
+def test_a_hub_that_holds_more_than_the_blob_is_refused(trainer, hub):
+    hub.held = b"xx"
+    with pytest.raises(InvalidMessageError, match="held_bytes is 2, the blob has 1"):
+        trainer.put_blob(BlobReference(hashlib.sha256(b"x").hexdigest(), 1), iter([b"x"]))
+
+
+def test_a_batch_that_is_not_complete_is_none(trainer):
+    assert trainer.take_batch(1, 0.0) is None
+
+
+def test_a_batch_arrives_group_by_group(trainer, hub):
+    finished = FinishedGroup(group=GROUP, batches=(), version_steps={1: 0}, worker_names=(), backends=())
+    hub.batches[1] = (finished, finished)
+    assert trainer.take_batch(1, 0.0) == (finished, finished)
+
+
+def test_refusals_arrive_as_the_hub_meant_them(trainer, hub):
+    hub.batches[1] = FencedError("epoch 8 has taken over")
+    hub.batches[2] = RefusedError("step 2 is not next", "INVALID_FIELD", {"field": "TakeBatchRequest.step"})
+    with pytest.raises(FencedError, match="epoch 8"):
+        trainer.take_batch(1, 0.0)
+    with pytest.raises(RefusedError, match="step 2") as caught:
+        trainer.take_batch(2, 0.0)
+    assert caught.value.details == {"field": "TakeBatchRequest.step"}
+
+
+def test_many_groups_go_in_several_messages(trainer, hub):
+    large = [
+        PromptGroup(
+            group_id=f"g{i}",
+            ordinal=i,
+            prompt_token_ids=int32_column([1]),
+            group_size=1,
+            sampling=GROUP.sampling,
+            payload=bytes(2**20),
+        )
+        for i in range(5)
+    ]
+    receipt = trainer.enqueue_groups(large)
+    assert hub.enqueued == [["g0", "g1"], ["g2", "g3"], ["g4"]]
+    assert (receipt.accepted, receipt.credits) == (5, 5)
+
+
+def test_enqueueing_nothing_asks_for_credits(trainer, hub):
+    assert trainer.enqueue_groups([]).credits == 5
+    assert hub.enqueued == [[]]
+
+
+def test_calls_before_open_run_are_refused_here():
+    with TrainingClient("127.0.0.1:1") as client, pytest.raises(RefusedError, match="open_run first"):
+        client.take_batch(1, 0.0)
+
+
+def test_a_hub_that_is_gone_is_unreachable():
+    with (
+        FleetClient("127.0.0.1:1") as client,
+        pytest.raises(UnreachableError, match=r"GetRunStatus at 127\.0\.0\.1:1"),
+    ):
+        client.run_status()
+
+
+def test_the_fleet_client_reads_the_status(serve):
+    with FleetClient(serve()) as client:
+        assert client.run_status().step == 3
+
+
+def test_pieces_of_any_size_become_chunks_of_one_size():
+    assert list(rechunk([b"abc", b"", b"defgh"], 4)) == [b"abcd", b"efgh"]
+    assert list(rechunk([b"abc", b"def"], 2, skip=4)) == [b"ef"]
+    assert list(rechunk([b"abc"], 2, skip=3)) == []
+
+
+def test_columns_are_coded_only_across_a_network():
+    assert default_encoding("127.0.0.1:1") is ColumnEncoding.RAW
+    assert default_encoding("hub.example:1") is ColumnEncoding.BYTE_PLANES
+
+
+class Weights(weight_service_pb2_grpc.WeightServiceServicer):
+    def __init__(self):
+        self.offsets = None
+        self.stalled = threading.Event()
+
+    def FetchBlob(self, request, context):
+        offsets = self.offsets or range(request.offset, len(DATA), CHUNK_BYTES)
+        for offset in offsets:
+            yield weight_service_pb2.FetchBlobResponse(
+                offset=offset, data=DATA[offset : offset + CHUNK_BYTES]
+            )
+        if request.digest == "stall":
+            self.stalled.wait(20)
+        if request.digest == "full":
+            refusal = to_refusal(RefusedError("no blob full", "NOT_FOUND"))
+            context.set_trailing_metadata(refusal.trailing_metadata)
+            context.abort(refusal.status, refusal.text)
+
+    def GetPlan(self, request, context):
+        assert list(request.encodings) == [1, 3]
+        return weight_service_pb2.GetPlanResponse()
+
+    def AwaitVersion(self, request, context):
+        return weight_service_pb2.AwaitVersionResponse(latest_weight_version=request.after_version + 1)
+
+
+@pytest.fixture
+def depot():
+    return Weights()
+
+
+@pytest.fixture
+def depot_address(serve, depot):
+    yield serve(lambda server: weight_service_pb2_grpc.add_WeightServiceServicer_to_server(depot, server))
+    depot.stalled.set()
+
+
+async def read(client, digest, offset=0):
+    return b"".join([chunk async for chunk in client.fetch_blob(digest, offset)])
+
+
+@pytest.mark.asyncio
+async def test_a_download_starts_at_any_offset(depot_address):
+    async with WeightClient(depot_address) as client:
+        assert await read(client, BLOB.digest, 17) == DATA[17:]
+
+
+@pytest.mark.asyncio
+async def test_a_download_with_a_hole_is_refused(depot_address, depot):
+    depot.offsets = [0, 2 * CHUNK_BYTES]
+    async with WeightClient(depot_address) as client:
+        with pytest.raises(InvalidMessageError, match=f"is {2 * CHUNK_BYTES}, expected {CHUNK_BYTES}"):
+            await read(client, BLOB.digest)
+
+
+@pytest.mark.asyncio
+async def test_a_download_that_stalls_ends_with_the_chunk_s_deadline(depot_address):
+    async with WeightClient(depot_address, deadlines=Deadlines(chunk=0.3)) as client:
+        with pytest.raises(UnreachableError, match=r"no chunk for 0\.3 s"):
+            await read(client, "stall")
+
+
+@pytest.mark.asyncio
+async def test_a_download_that_the_hub_breaks_off_is_not_taken_for_complete(depot_address):
+    async with WeightClient(depot_address) as client:
+        with pytest.raises(RefusedError, match="no blob full") as caught:
+            await read(client, "full")
+    assert caught.value.reason == "NOT_FOUND"
+
+
+@pytest.mark.asyncio
+async def test_plans_and_versions_are_asked_for(depot_address):
+    async with WeightClient(depot_address) as client:
+        encodings = (WeightEncoding.FULL_RAW, WeightEncoding.ULP_DELTA)
+        assert await client.get_plan(held_version=1, wanted_version=0, encodings=encodings) == ()
+        assert await client.await_version(4, 1.0) == 5
+
+
+class Rollout(rollout_service_pb2_grpc.RolloutServiceServicer):
+    def __init__(self):
+        self.requests = []
+
+    def SubmitResults(self, request, context):
+        self.requests.append(request)
+        return rollout_service_pb2.SubmitResultsResponse(duplicate=len(self.requests) > 1, credits=9)
+
+    def LeaseWork(self, request, context):
+        self.requests.append(request)
+        return rollout_service_pb2.LeaseWorkResponse(no_work_reason=2, latest_weight_version=4)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("encoding", ColumnEncoding)
+async def test_submissions_carry_the_chosen_encoding(serve, encoding):
+    hub = Rollout()
+    address = serve(lambda server: rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(hub, server))
+    scores = ScoreBatch(score_id="s", log_probs=float32_column([-1.0]), weight_version=1, numerics_id="n")
+    submission = Submission(
+        worker=WorkerIdentity("w", 1), sequence=3, lease_id="l", final=True, results=scores
+    )
+    async with RolloutClient(address, encoding=encoding) as client:
+        receipts = [await client.submit_results(submission) for _ in range(2)]
+    assert [receipt.duplicate for receipt in receipts] == [False, True]
+    assert {int(request.scores.log_probs.encoding) for request in hub.requests} == {encoding}
+
+
+@pytest.mark.asyncio
+async def test_no_work_comes_with_its_reason(serve):
+    hub = Rollout()
+    address = serve(lambda server: rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(hub, server))
+    async with RolloutClient(address) as client:
+        grant = await client.lease_work(
+            WorkerIdentity("w", 1), loaded_weight_version=1, free_sequences=4, wait=0.25
+        )
+    assert (grant.leases, grant.no_work_reason.name, grant.latest_weight_version) == ((), "STALENESS_GATE", 4)
+    assert (hub.requests[0].wait.seconds, hub.requests[0].wait.nanos) == (0, 250_000_000)
