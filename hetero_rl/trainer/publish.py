@@ -1,0 +1,149 @@
+"""Publishes the policy as weight versions while training goes on.
+
+    main thread                          publishing thread                     hub
+    publish(step) ── snapshot ──► slot of one ─► probe card ─► encode ─► put_blob ─► publish_version
+          ▲                                                                              │
+          └───────────── waits here only when the version before is not stored yet ◄─────┘
+
+The main thread copies the policy and numbers the version; everything else is the thread's. A version counts as
+published when the hub has stored it, never before: `stored` moves last. Version numbers continue above the hub's
+latest and are never reused. An error of the thread is raised by the next call of the main thread. `close` waits for
+the version under way.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from hetero_rl.config.tree import WeightsConfig
+from hetero_rl.trainer.patience import Patience
+from hetero_rl.trainer.policy import DATA_TYPES, Policy
+from hetero_rl.trainer.snapshots import Snapshot, SnapshotScorer, take_snapshot
+from hetero_rl.trainer.waits import WaitClock
+from hetero_rl.weights.full import EncodedVersion, encode_full
+from hetero_rl.weights.probe import make_probe_card
+from hetero_rl.wire.messages import ProbeCard
+from hetero_rl.wire.ports import TrainingPort
+
+__all__ = ["Publisher", "probe_sequences"]
+
+
+def probe_sequences(prompts: Sequence[Sequence[int]], config: WeightsConfig) -> list[list[int]]:
+    """Fixed token sequences for the probe card: held-out prompts, one after another and again from the start.
+
+    Text that the model knows is probed, not random ids: where log-probabilities are extreme, chips differ most and
+    tell least.
+    """
+    wanted = config.probe_sequences * config.probe_tokens
+    stream: list[int] = []
+    while prompts and len(stream) < wanted:
+        stream.extend(token for prompt in prompts for token in prompt)
+    return [stream[start : start + config.probe_tokens] for start in range(0, wanted, config.probe_tokens)]
+
+
+class Publisher:
+    """Numbers, encodes and stores weight versions, one after another.
+
+    Args:
+        policy: What is published.
+        port: The hub.
+        config: Serving type and probe card.
+        probes: Token sequences of the probe card; none publishes no card.
+        latest_version: The hub's latest; new versions start above it.
+        directory: Where blobs lie until the hub has them.
+        patience: Repeats calls.
+        clock: Records when a version is under way.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        port: TrainingPort,
+        config: WeightsConfig,
+        *,
+        probes: Sequence[Sequence[int]],
+        latest_version: int,
+        directory: Path,
+        patience: Patience,
+        clock: WaitClock,
+    ) -> None:
+        self._policy = policy
+        self._port = port
+        self._config = config
+        self._probes = probes
+        self._directory = directory
+        self._patience = patience
+        self._clock = clock
+        self._scorer = SnapshotScorer(policy)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._under_way: Future[None] | None = None
+        self.version = latest_version
+        """The newest version that was given a number."""
+        self.stored = latest_version
+        """The newest version that the hub has stored."""
+
+    @property
+    def serving_dtype(self) -> torch.dtype:
+        """The type that is served."""
+        return DATA_TYPES[self._config.serving_dtype]
+
+    def snapshot(self, step: int) -> Snapshot:
+        """The policy as it would be published."""
+        return take_snapshot(self._policy, step, self.serving_dtype)
+
+    def publish(self, snapshot: Snapshot) -> int:
+        """Hands a snapshot over and returns its version number; waits until the version before is stored."""
+        self.wait()
+        self.version += 1
+        self._under_way = self._thread.submit(self._publish, snapshot, self.version)
+        return self.version
+
+    def wait(self) -> None:
+        """Waits until everything handed over is stored; raises what went wrong with it."""
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None
+
+    def close(self) -> None:
+        """Waits for the version under way, without raising its error, and ends the thread."""
+        self._thread.shutdown(wait=True)
+
+    def state_digest(self, snapshot: Snapshot) -> str:
+        """The digest that a version of this snapshot has."""
+        with tempfile.TemporaryDirectory(dir=self._made_directory(), prefix="digest-") as directory:
+            return _encode(snapshot, Path(directory), version=1, card=None).manifest.state_digest
+
+    def _publish(self, snapshot: Snapshot, version: int) -> None:
+        with (
+            self._clock.busy("weights"),
+            tempfile.TemporaryDirectory(
+                dir=self._made_directory(), prefix=f"version-{version}-"
+            ) as directory,
+        ):
+            encoded = _encode(snapshot, Path(directory), version=version, card=self._card(snapshot))
+            for blob in encoded.blobs:
+                self._patience(
+                    lambda blob=blob: self._port.put_blob(blob.reference, blob.chunks()),  # type: ignore[misc]  # a default binds the loop variable
+                    f"uploading weight version {version}",
+                )
+            self._patience(
+                lambda: self._port.publish_version(encoded.manifest), f"publishing weight version {version}"
+            )
+            self.stored = version
+
+    def _card(self, snapshot: Snapshot) -> ProbeCard | None:
+        if not self._probes:
+            return None
+        log_probs = self._scorer.score(snapshot, self._probes)
+        return make_probe_card(self._probes, log_probs, self._config.probe_tolerance)
+
+    def _made_directory(self) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return self._directory
+
+
+def _encode(snapshot: Snapshot, directory: Path, *, version: int, card: ProbeCard | None) -> EncodedVersion:
+    return encode_full(snapshot.tensors, directory, version=version, step=snapshot.step, probe_card=card)

@@ -1,0 +1,84 @@
+"""Copies of the policy as it is served, and log-probabilities under them.
+
+A snapshot holds the published numbers: every floating point tensor rounded to the serving type. `SnapshotScorer`
+computes with exactly these numbers, raised to float32 (and lowered again to the compute type by autocast, as in
+training), through a twin of the trained module. So what it gives differs from what a worker gives by arithmetic only,
+and from the trainer's current policy by rounding and by the steps made since.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetero_rl.trainer.log_probs import model_logits, selected_log_probs
+from hetero_rl.trainer.policy import Policy
+from hetero_rl.weights.tensors import distinct_tensors
+
+__all__ = ["Snapshot", "SnapshotScorer", "take_snapshot"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The policy after `step` optimizer steps, as served: every checkpoint name, on the CPU."""
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    """Tied names hold the same tensor."""
+
+
+def take_snapshot(policy: Policy, step: int, serving_dtype: torch.dtype) -> Snapshot:
+    """Copies the policy, so that training may go on while the copy is published."""
+    tensors: dict[str, Tensor] = {}
+    for named in distinct_tensors(policy.model.state_dict()):
+        dtype = serving_dtype if named.tensor.is_floating_point() else named.tensor.dtype
+        copied = named.tensor.detach().to("cpu", dtype, copy=True).contiguous()
+        tensors.update(dict.fromkeys((named.name, *named.tied_names), copied))
+    return Snapshot(step, tensors)
+
+
+class SnapshotScorer:
+    """Computes under snapshots without touching the trained module. For one thread."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._twin = policy.twin()
+
+    def under(self, snapshot: Snapshot) -> Policy:
+        """A policy that computes with the snapshot's numbers in place of the parameters."""
+        parameters = {
+            name: snapshot.tensors[name].to(self._twin.device, torch.float32)
+            for name in self._twin.named_parameters()
+        }
+        return dataclasses.replace(self._twin, model=_Frozen(self._twin.model, parameters))
+
+    def score(self, snapshot: Snapshot, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """Log-probability at temperature 1 of each token but the first of each sequence, one after another."""
+        policy = self.under(snapshot)
+        rows = [torch.tensor(sequence) for sequence in sequences]
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        with torch.no_grad():
+            logits = model_logits(policy, padded[:, :-1], 0)
+            positions = torch.cat(
+                [torch.arange(row.numel() - 1) + index * logits.shape[1] for index, row in enumerate(rows)]
+            )
+            scored = selected_log_probs(
+                logits.flatten(0, 1),
+                positions.to(logits.device),
+                torch.cat([row[1:] for row in rows]).to(logits.device),
+            )
+        values: list[float] = scored.tolist()
+        return values
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Frozen:
+    """A module called with other tensors in place of its parameters."""
+
+    module: torch.nn.Module
+    parameters: Mapping[str, Tensor]
+
+    def __call__(self, **inputs: Any) -> Any:
+        call: Callable[..., Any] = torch.func.functional_call
+        return call(self.module, dict(self.parameters), kwargs=inputs)
