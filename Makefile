@@ -4,7 +4,7 @@ PYTHON ?= python3
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 PROTO_VENV = $(VENV)-proto
 
-.PHONY: help install train test lint format proto clean
+.PHONY: help install train test lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ format: $(VENV)/.installed-test  ## Formats code and protocol files.
 
 proto: $(PROTO_VENV)/.installed  ## Regenerates hetero_rl/v1 from proto/.
 	$(PROTO_VENV)/bin/python proto/generate.py hetero_rl/v1
+
+proto-baseline: $(VENV)/.installed-test  ## Records the protocol as published: later changes must stay readable.
+	cd proto && ../$(VENV)/bin/buf build --exclude-source-info --output baseline.binpb
 
 clean:  ## Removes environments and caches, never runs.
 	rm -rf $(VENV) $(PROTO_VENV) .mypy_cache .ruff_cache .pytest_cache
