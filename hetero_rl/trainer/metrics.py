@@ -69,9 +69,8 @@ def result_metrics(
 ) -> dict[str, float]:
     """Metrics of a step that was made."""
     coefficients = result.coefficients
-    lengths = batch.action_lengths
     log_ratio = (result.log_probs - batch.behavior_log_probs[batch.action_mask]).double()
-    used = sequence_means(coefficients.values.double(), lengths)
+    used = coefficients.sequence_means.double()
     return {
         "loss": result.loss,
         "gradient_norm": result.gradient_norm,

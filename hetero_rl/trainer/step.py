@@ -229,10 +229,9 @@ def _joined_coefficients(
         return result
 
     return Coefficients(
-        values=_in_batch_order([part.values for part in parts], plan, lengths),
-        keep=_in_batch_order([part.keep for part in parts], plan, lengths),
+        weights=_in_batch_order([part.values for part in parts], plan, lengths),
+        lengths=lengths,
         log_importance_ratio=sequences([part.log_importance_ratio for part in parts]),
         unusable_tokens=sequences([part.unusable_tokens for part in parts]),
         clamped=sequences([part.clamped for part in parts]),
-        masked=sequences([part.masked for part in parts]),
     )
