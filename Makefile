@@ -3,8 +3,9 @@ VENV ?= .venv
 PYTHON ?= python3
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 PROTO_VENV = $(VENV)-proto
+PARITY_VENV = $(VENV)-parity
 
-.PHONY: help install train test lint format proto proto-baseline clean
+.PHONY: help install train test test-parity lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,6 +33,16 @@ $(PROTO_VENV)/.installed: constraints-proto.txt
 test: $(VENV)/.installed-test $(PROTO_VENV)/.installed  ## Installs what the tests need and runs them.
 	$(VENV)/bin/python -m pytest
 
+# verl pins tensordict and transformers below what the others need; the losses that are compared use neither.
+$(PARITY_VENV)/.installed: constraints-parity.txt
+	test -x $(PARITY_VENV)/bin/python || $(PYTHON) -m venv $(PARITY_VENV)
+	$(PARITY_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --requirement constraints-parity.txt
+	$(PARITY_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps verl==0.9.1
+	touch $@
+
+test-parity: $(PARITY_VENV)/.installed  ## Compares the estimators with trl, verl and arviz, in an environment of their own.
+	PYTHONPATH=. $(PARITY_VENV)/bin/python -m pytest -c tests/parity/pytest.ini --rootdir . tests/parity
+
 lint: $(VENV)/.installed-test  ## Style, types and protocol rules.
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -50,4 +61,4 @@ proto-baseline: $(VENV)/.installed-test  ## Records the protocol as published: l
 	cd proto && ../$(VENV)/bin/buf build --exclude-source-info --output baseline.binpb
 
 clean:  ## Removes environments and caches, never runs.
-	rm -rf $(VENV) $(PROTO_VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PROTO_VENV) $(PARITY_VENV) .mypy_cache .ruff_cache .pytest_cache

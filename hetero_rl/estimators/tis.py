@@ -59,12 +59,11 @@ class Tis(SplitRatio[TisOptions]):
 
     @override
     def couple(self, prepared: PreparedBatch, groups: Groups, log_probs: Tensor | None) -> PreparedBatch:
-        """Adds the mean truncated weight over the tokens of the batch."""
+        """Adds the mean truncated weight of the batch, over tokens or over sequences as the level says."""
         if self.options.normalise == "none" or log_probs is None:
             return prepared
         view = whole_view(prepared, log_probs)
         values = self._truncated(view, view.part(self.options.part)).values
-        values = values if values.shape[0] == view.tokens else view.to_tokens(values)
         mean = values.mean(dtype=torch.float64)
         constants = mean.to(log_probs.dtype).expand(view.lengths.shape[0])
         return dataclasses.replace(prepared, sequence_constants=constants)
