@@ -1,0 +1,232 @@
+"""Read-only access to the journal of a live or closed run, for samples, audits and proofs.
+
+    hub (one writer) ──► journal.sqlite + WAL ◄── readers (any number): each sees what was committed when its query began
+
+A reader never blocks the hub and never creates or changes a journal.
+
+Example:
+    >>> trained_twice(Path("runs/quickstart/hub/journal.sqlite"))  # doctest: +SKIP
+    []
+"""
+
+import dataclasses
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from hetero_rl.errors import StorageError
+from hetero_rl.hub.stores.codec import decode
+from hetero_rl.hub.stores.connection import check_schema_version, storage_error
+from hetero_rl.hub.stores.records import RunRecord, RunState
+from hetero_rl.wire.messages import Disposition, FinishReason, Purpose, RunRequest, SequenceOutcome
+
+__all__ = ["JournalReader", "Sample", "TrainedTwice", "trained_twice"]
+
+_OUTCOME_FIELDS = tuple(field.name for field in dataclasses.fields(SequenceOutcome))
+
+_TRAINED_TWICE = """
+SELECT outcomes.group_id, outcomes.sample_index, group_concat(steps.step) FROM outcomes JOIN steps USING (commit_id)
+WHERE steps.abandoned = 0 AND outcomes.disposition = ?
+GROUP BY outcomes.group_id, outcomes.sample_index HAVING count(*) > 1
+ORDER BY outcomes.group_id, outcomes.sample_index
+"""
+
+# Token columns are either whole batches (`columns`) or single sequences of the reservoir (`retained`).
+_SAMPLES = """
+SELECT groups.purpose, groups.ordinal, groups.step, sequences.group_id, sequences.sample_index,
+    sequences.finish_reason, sequences.oldest_version, sequences.newest_version, submissions.worker_name,
+    submissions.backend, submissions.numerics_id, prompts.prompt_token_ids, prompts.payload,
+    coalesce(retained.token_ids, substr(columns.token_ids, 4 * start + 1, 4 * length)) AS token_ids,
+    coalesce(retained.log_probs, substr(columns.log_probs, 4 * start + 1, 4 * length)) AS log_probs,
+    retained.trainer_log_probs
+FROM (SELECT *, sum(length) OVER (PARTITION BY submission_id ORDER BY position) - length AS start FROM sequences
+    WHERE group_id IN (SELECT group_id FROM groups WHERE purpose = ?1 AND (?2 IS NULL OR step = ?2))) AS sequences
+JOIN groups ON groups.group_id = sequences.group_id
+JOIN prompts ON prompts.group_id = sequences.group_id
+JOIN submissions ON submissions.submission_id = sequences.submission_id
+LEFT JOIN columns ON columns.submission_id = sequences.submission_id
+LEFT JOIN retained ON retained.group_id = sequences.group_id AND retained.sample_index = sequences.sample_index
+WHERE columns.submission_id IS NOT NULL OR retained.rank IS NOT NULL
+ORDER BY groups.ordinal DESC, sequences.group_id, sequences.sample_index LIMIT ?3
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainedTwice:
+    """A trajectory that more than one step of the run's history trained on."""
+
+    group_id: str
+    sample_index: int
+    steps: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One completion whose tokens are still there. L tokens."""
+
+    purpose: Purpose
+    ordinal: int
+    step: int
+    """Training: the step it belongs to, 0 before it is taken."""
+    group_id: str
+    sample_index: int
+    finish_reason: FinishReason
+    oldest_version: int
+    newest_version: int
+    worker_name: str
+    backend: str
+    numerics_id: str
+    prompt_token_ids: bytes
+    """int32."""
+    payload: bytes
+    """The trainer's own data about the prompt."""
+    token_ids: bytes
+    """int32, L elements."""
+    log_probs: bytes | None
+    """float32, L elements, as the worker reported them."""
+    trainer_log_probs: bytes | None
+    """float32, L elements, under the trainer's policy at the step; None when the run does not keep them."""
+    outcome: SequenceOutcome | None
+    """What became of it; None before its step is committed, and for evaluation."""
+
+
+class JournalReader:
+    """A read-only connection to a journal.
+
+    Args:
+        path: RUN/hub/journal.sqlite.
+
+    Raises:
+        StorageError: There is no journal, it is damaged, or a newer release wrote it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if not path.is_file():
+            raise StorageError(f"{path} does not exist: name the journal of a run, RUN/hub/journal.sqlite")
+        try:
+            self._connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        except sqlite3.Error as error:
+            raise storage_error(error, path) from error
+        check_schema_version(version, path)
+        if version == 0:
+            raise StorageError(f"{path} is not a journal of hetero-rl: it has no schema version")
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self) -> RunRecord | None:
+        """The run; None before a trainer opened it."""
+        rows = self._rows("SELECT request, trainer_epoch, state, committed_step, pruned_step FROM run")
+        if not rows:
+            return None
+        request, epoch, state, committed, pruned = rows[0]
+        return RunRecord(
+            request=decode(RunRequest, request),
+            trainer_epoch=epoch,
+            state=RunState(state),
+            committed_step=committed,
+            pruned_step=pruned,
+        )
+
+    def trained_twice(self) -> list[TrainedTwice]:
+        """Trajectories that two steps of the history trained on; steps abandoned by a resume do not count."""
+        return [
+            TrainedTwice(group_id, sample_index, tuple(sorted(int(step) for step in steps.split(","))))
+            for group_id, sample_index, steps in self._rows(_TRAINED_TWICE, int(Disposition.TRAINED))
+        ]
+
+    def samples(
+        self, *, purpose: Purpose = Purpose.TRAIN, step: int | None = None, limit: int = 20
+    ) -> Iterator[Sample]:
+        """Completions whose tokens are still there, newest prompts first.
+
+        Args:
+            purpose: Training or evaluation.
+            step: Only those of this step.
+            limit: At most this many.
+        """
+        trainer_log_probs: dict[int, dict[tuple[str, int], bytes]] = {}
+        for row in self._named_rows(_SAMPLES, int(purpose), step, limit):
+            if row["step"] not in trainer_log_probs:
+                trainer_log_probs[row["step"]] = self._trainer_log_probs(row["step"])
+            key = (row["group_id"], row["sample_index"])
+            row["purpose"] = Purpose(row["purpose"])
+            row["finish_reason"] = FinishReason(row["finish_reason"])
+            row["trainer_log_probs"] = trainer_log_probs[row["step"]].get(key, row["trainer_log_probs"])
+            yield Sample(**row, outcome=self._outcome_of(*key))
+
+    def outcomes(self, step: int) -> tuple[SequenceOutcome, ...]:
+        """What became of each sequence of a committed step, in the trainer's order; empty when it is not committed."""
+        rows = self._rows(
+            "SELECT outcomes.* FROM outcomes JOIN steps USING (commit_id) WHERE step = ? AND abandoned = 0 "
+            "ORDER BY position",
+            step,
+        )
+        return tuple(_outcome(row[2:]) for row in rows)
+
+    def _outcome_of(self, group_id: str, sample_index: int) -> SequenceOutcome | None:
+        rows = self._rows(
+            "SELECT outcomes.* FROM outcomes JOIN steps USING (commit_id) "
+            "WHERE group_id = ? AND sample_index = ? AND abandoned = 0",
+            group_id,
+            sample_index,
+        )
+        return _outcome(rows[0][2:]) if rows else None
+
+    def _trainer_log_probs(self, step: int) -> dict[tuple[str, int], bytes]:
+        """The trainer's log-probabilities of a step by sequence; empty when they were not kept or are pruned."""
+        rows = self._rows(
+            "SELECT commit_id, log_probs FROM steps WHERE step = ? AND abandoned = 0 AND log_probs IS NOT NULL",
+            step,
+        )
+        found: dict[tuple[str, int], bytes] = {}
+        for commit_id, log_probs in rows:
+            start = 0
+            for group_id, sample_index, length in self._rows(
+                "SELECT group_id, sample_index, length FROM outcomes JOIN sequences USING (group_id, sample_index) "
+                "WHERE commit_id = ? ORDER BY outcomes.position",
+                commit_id,
+            ):
+                found[group_id, sample_index] = log_probs[start : start + 4 * length]
+                start += 4 * length
+        return found
+
+    def _named_rows(self, statement: str, *values: object) -> list[dict[str, Any]]:
+        try:
+            cursor = self._connection.execute(statement, values)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+        except sqlite3.Error as error:
+            raise storage_error(error, self._path) from error
+
+    def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise storage_error(error, self._path) from error
+
+
+def _outcome(row: tuple[Any, ...]) -> SequenceOutcome:
+    values: dict[str, Any] = dict(zip(_OUTCOME_FIELDS, row, strict=True))
+    values["disposition"] = Disposition(values["disposition"])
+    return SequenceOutcome(**values)
+
+
+def trained_twice(path: Path) -> list[TrainedTwice]:
+    """Proof over a journal that no trajectory changed the weights twice: the list is empty."""
+    with JournalReader(path) as reader:
+        return reader.trained_twice()

@@ -1,0 +1,141 @@
+"""What every blob store does, on disk or in memory."""
+
+import hashlib
+
+import pytest
+
+from hetero_rl.errors import DamagedError, InvalidMessageError, RefusedError
+from hetero_rl.hub.blobs import LocalBlobStore, MemoryBlobStore
+from hetero_rl.wire.messages import BlobReference
+
+DATA = bytes(range(256)) * 4
+BLOB = BlobReference(hashlib.sha256(DATA).hexdigest(), len(DATA))
+
+
+@pytest.fixture(params=["memory", "local"])
+def blobs(request, tmp_path):
+    return MemoryBlobStore() if request.param == "memory" else LocalBlobStore(tmp_path)
+
+
+def put(blobs, data=DATA, blob=BLOB):
+    upload = blobs.open_upload(blob)
+    upload.write(upload.held, data[upload.held :])
+    upload.finish()
+    upload.close()
+
+
+def test_a_finished_blob_is_read_from_any_offset(blobs):
+    put(blobs)
+    assert blobs.has(BLOB)
+    assert blobs.size(BLOB.digest) == 1024
+    assert blobs.read(BLOB.digest, 1000, 10) == DATA[1000:1010]
+    assert blobs.read(BLOB.digest, 1020, 10) == DATA[1020:]
+    assert blobs.read(BLOB.digest, 1024, 10) == b""
+
+
+def test_a_blob_is_invisible_before_it_is_finished(blobs):
+    upload = blobs.open_upload(BLOB)
+    upload.write(0, DATA)
+    assert not blobs.has(BLOB)
+    with pytest.raises(RefusedError, match="not stored"):
+        blobs.read(BLOB.digest, 0, 1)
+    with pytest.raises(RefusedError, match="not stored"):
+        blobs.size(BLOB.digest)
+    upload.close()
+
+
+def test_a_broken_upload_goes_on_where_it_stopped(blobs):
+    upload = blobs.open_upload(BLOB)
+    upload.write(0, DATA[:100])
+    upload.close()
+    assert blobs.held_bytes(BLOB) == 100
+    again = blobs.open_upload(BLOB)
+    assert again.held == 100
+    again.write(100, DATA[100:])
+    again.finish()
+    again.close()
+    assert blobs.read(BLOB.digest, 0, 2000) == DATA
+
+
+def test_a_gap_is_refused(blobs):
+    upload = blobs.open_upload(BLOB)
+    with pytest.raises(InvalidMessageError, match="offset is 5, but 0 bytes are held"):
+        upload.write(5, b"x")
+    upload.close()
+
+
+def test_more_bytes_than_the_size_are_refused(blobs):
+    upload = blobs.open_upload(BLOB)
+    with pytest.raises(InvalidMessageError, match="1025 of 1024"):
+        upload.write(0, DATA + b"x")
+    upload.close()
+
+
+def test_a_short_upload_is_not_finished(blobs):
+    upload = blobs.open_upload(BLOB)
+    upload.write(0, DATA[:5])
+    with pytest.raises(InvalidMessageError, match="5 of 1024"):
+        upload.finish()
+    upload.close()
+    assert blobs.held_bytes(BLOB) == 5
+
+
+def test_other_bytes_are_thrown_away(blobs):
+    upload = blobs.open_upload(BLOB)
+    upload.write(0, DATA[::-1])
+    with pytest.raises(DamagedError):
+        upload.finish()
+    upload.close()
+    assert blobs.held_bytes(BLOB) == 0
+    put(blobs)
+    assert blobs.has(BLOB)
+
+
+def test_a_newer_upload_takes_over(blobs):
+    old = blobs.open_upload(BLOB)
+    old.write(0, DATA[:10])
+    new = blobs.open_upload(BLOB)
+    with pytest.raises(RefusedError, match="taken over"):
+        old.write(10, DATA[10:20])
+    new.write(10, DATA[10:])
+    new.finish()
+    old.close()
+    new.close()
+    assert blobs.has(BLOB)
+
+
+def test_the_empty_blob_is_a_blob(blobs):
+    empty = BlobReference(hashlib.sha256(b"").hexdigest(), 0)
+    assert not blobs.has(empty)
+    put(blobs, b"", empty)
+    assert blobs.has(empty)
+    assert blobs.held_bytes(empty) == 0
+
+
+def test_a_deleted_blob_is_gone_and_can_come_again(blobs):
+    put(blobs)
+    blobs.delete(BLOB.digest)
+    blobs.delete(BLOB.digest)
+    assert not blobs.has(BLOB)
+    assert blobs.held_bytes(BLOB) == 0
+    put(blobs)
+    assert blobs.has(BLOB)
+
+
+def test_blobs_and_half_uploads_survive_a_restart(tmp_path):
+    blobs = LocalBlobStore(tmp_path)
+    put(blobs)
+    other = BlobReference(hashlib.sha256(DATA[1:]).hexdigest(), len(DATA) - 1)
+    upload = blobs.open_upload(other)
+    upload.write(0, DATA[1:50])
+    upload.close()
+    again = LocalBlobStore(tmp_path)
+    assert again.has(BLOB)
+    assert again.held_bytes(other) == 49
+    put(again, DATA[1:], other)
+    assert again.has(other)
+
+
+def test_a_digest_never_becomes_a_path(tmp_path):
+    with pytest.raises(RefusedError):
+        LocalBlobStore(tmp_path).read("../secret", 0, 1)
