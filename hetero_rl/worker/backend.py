@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
 from hetero_rl.errors import BackendNotFoundError, ConfigError
-from hetero_rl.worker.engine import Engine
+from hetero_rl.worker.engine import Engine, EngineSettings
 
 __all__ = ["ENTRY_POINT_GROUP", "Backend", "DeviceReport", "find_backend", "installed_backends"]
 
@@ -44,7 +44,7 @@ class Backend:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables of the worker process, set before anything heavy is imported."""
 
-    def engine_class(self, name: str | None = None) -> type[Engine]:
+    def engine_class(self, name: str | None = None) -> Callable[[EngineSettings], Engine]:
         """The engine class of that name, or the default one; raises ConfigError naming those there are."""
         wanted = name or self.default_engine
         if wanted not in self.engines:
@@ -52,7 +52,7 @@ class Backend:
                 f"backend {self.name!r} has no engine {wanted!r}; it has {sorted(self.engines)}"
             )
         module, _, attribute = self.engines[wanted].partition(":")
-        found: type[Engine] = getattr(importlib.import_module(module), attribute)
+        found: Callable[[EngineSettings], Engine] = getattr(importlib.import_module(module), attribute)
         return found
 
 

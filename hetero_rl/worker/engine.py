@@ -79,9 +79,11 @@ class Engine(ABC):
     - `score` MUST agree with the log-probabilities that `generate` reported for the same tokens and weights.
     - After `load_weights(v)` returned, tokens MUST come from those weights and their spans say v; loading A, B, A again
       MUST score exactly as A did.
-    - `load_weights` MUST leave the old weights serving when it raises before it changed anything, and MUST raise
-      `EngineError` when the state is unknown.
+    - `load_weights` MUST leave the old weights serving when it raises `InvalidMessageError` (names or shapes that are
+      not the model's), and MUST raise `EngineError` when the state is unknown.
     - Cancelling a `generate` MUST free its place in the engine.
+    - `EngineError` MUST mean that this engine is of no use any more; what is wrong with one piece of work alone is an
+      `InvalidMessageError` or a plain `BackendError`, and the engine goes on.
     """
 
     @abstractmethod
@@ -120,6 +122,11 @@ class Engine(ABC):
     @abstractmethod
     def loaded_version(self) -> int:
         """The weight version that serves now; 0 before the first `load_weights`."""
+
+    @property
+    @abstractmethod
+    def unfinished_sequences(self) -> int:
+        """Completions that were ordered and have not ended, those that wait for room included."""
 
     @property
     @abstractmethod

@@ -345,8 +345,11 @@ async def test_cancelling_a_group_frees_its_place(subject):
     endless = asyncio.create_task(engine.generate(work(stop_token_ids=(), max_new_tokens=1_000_000)))
     await running_tokens(engine, 4)
     waiting = asyncio.create_task(engine.generate(work(group="next")))
+    await asyncio.sleep(0)
+    assert engine.unfinished_sequences == 8
     endless.cancel()
     assert len(await waiting) == 4
+    assert engine.unfinished_sequences == 0
     await engine.close()
 
 
@@ -377,6 +380,7 @@ async def test_counters_say_what_was_done(engine):
     completions = await engine.generate(work(samples=8))
     assert engine.generated_tokens == sum(len(completion.token_ids) for completion in completions)
     assert engine.busy_seconds > 0
+    assert engine.unfinished_sequences == 0
 
 
 async def test_numerics_and_capabilities_are_filled(engine):

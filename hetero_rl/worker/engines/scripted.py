@@ -65,6 +65,7 @@ class ScriptedEngine(Engine):
         self._shapes: dict[str, tuple[int, ...]] | None = None
         self._weights = b""
         self._version = 0
+        self._unfinished = 0
         self._generated = 0
         self._busy = 0.0
         self._free = settings.max_concurrent_sequences
@@ -121,10 +122,14 @@ class ScriptedEngine(Engine):
             )
         prompt = self._checked_tokens(work.group_id, work.prompt_token_ids)
         rows = [_Row(index, prompt, work.sampling) for index in work.sample_indices]
-        for start in range(0, len(rows), self._settings.max_concurrent_sequences):
-            share = rows[start : start + self._settings.max_concurrent_sequences]
-            async with self._places(len(share)):
-                await self._decode(share)
+        self._unfinished += len(rows)
+        try:
+            for start in range(0, len(rows), self._settings.max_concurrent_sequences):
+                share = rows[start : start + self._settings.max_concurrent_sequences]
+                async with self._places(len(share)):
+                    await self._decode(share)
+        finally:
+            self._unfinished -= sum(row.finish_reason is None for row in rows)
         return [row.completion() for row in sorted(rows, key=lambda row: row.sample_index)]
 
     @override
@@ -172,6 +177,11 @@ class ScriptedEngine(Engine):
 
     @property
     @override
+    def unfinished_sequences(self) -> int:
+        return self._unfinished
+
+    @property
+    @override
     def generated_tokens(self) -> int:
         return self._generated
 
@@ -193,11 +203,15 @@ class ScriptedEngine(Engine):
             for row in running:
                 row.advance(self._weights, self._version, self._vocabulary_size)
             self._generated += len(running)
+            self._unfinished -= sum(row.finish_reason is not None for row in running)
             running = [row for row in running if row.finish_reason is None]
-            # Also at 0 seconds: between two tokens everybody else has their turn.
-            await asyncio.sleep(self._token_seconds)
+            await self._pause()
             self._busy += time.perf_counter() - started
             self._check_serving()
+
+    async def _pause(self) -> None:
+        """Between two tokens everybody else has their turn, also at 0 seconds."""
+        await asyncio.sleep(self._token_seconds)
 
     @asynccontextmanager
     async def _places(self, wanted: int) -> AsyncGenerator[None, None]:

@@ -134,6 +134,11 @@ class TransformersEngine(Engine):
 
     @property
     @override
+    def unfinished_sequences(self) -> int:
+        return self._scheduler.unfinished_sequences
+
+    @property
+    @override
     def generated_tokens(self) -> int:
         return self._scheduler.generated_tokens
 

@@ -84,7 +84,9 @@ class Scheduler:
         self._drain = drain
         self._threads = threads
         self._orders: queue.SimpleQueue[_Group | _Score | _Load | _Stop] = queue.SimpleQueue()
-        self._closing = threading.Lock()
+        # Guards the two fields after it, which both threads touch.
+        self._lock = threading.Lock()
+        self._open: set[_Group] = set()
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._groups: dict[int, _Group] = {}  # by id of each of its samples
@@ -108,8 +110,21 @@ class Scheduler:
         prompt = list(int32_view(work.prompt_token_ids))
         samples = deque(Sample(index, prompt, work.sampling) for index in work.sample_indices)
         group = _Group(Future(), samples, len(samples))
+        with self._lock:
+            self._open.add(group)
+        group.future.add_done_callback(lambda _: self._forget(group))
         self._order(group)
         return group.future
+
+    def _forget(self, group: _Group) -> None:
+        with self._lock:
+            self._open.discard(group)
+
+    @property
+    def unfinished_sequences(self) -> int:
+        """Completions that somebody waits for and that have not ended."""
+        with self._lock:
+            return sum(group.wanted - len(group.finished) for group in self._open)
 
     def score(self, sequences: Sequence[Sequence[int]], version: int | None) -> "Future[list[torch.Tensor]]":
         """Orders log-probabilities of sequences, under exactly that version when it is not None."""
@@ -130,7 +145,7 @@ class Scheduler:
             self._thread.join()
 
     def _order(self, order: _Group | _Score | _Load) -> None:
-        with self._closing:
+        with self._lock:
             if self._failure is None:
                 self._orders.put(order)
                 return
@@ -250,7 +265,7 @@ class Scheduler:
         return result
 
     def _fail(self, message: str, cause: BaseException | None) -> None:
-        with self._closing:
+        with self._lock:
             self._failure = message
         error = EngineError(message)
         error.__cause__ = cause

@@ -1,0 +1,101 @@
+"""Blobs of the weight service as local files. A download that breaks goes on where it stopped, also after a restart."""
+
+import contextlib
+import errno
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from hetero_rl.errors import DamagedError, DiskFullError, HeteroRLError, StorageError, UnreachableError
+from hetero_rl.weights.digests import is_digest
+from hetero_rl.wire.messages import BlobReference
+from hetero_rl.wire.ports import WeightPort
+from hetero_rl.worker.link import Link
+
+__all__ = ["BlobCache"]
+
+_PARTIAL = ".partial"
+
+
+class BlobCache:
+    """A directory of blobs, each under its digest.
+
+    Args:
+        directory: Made when missing; used by one process at a time.
+        port: Where blobs come from.
+        link: Repeats what may pass.
+    """
+
+    def __init__(self, directory: Path, port: WeightPort, link: Link) -> None:
+        self._directory = directory
+        self._port = port
+        self._link = link
+        directory.mkdir(parents=True, exist_ok=True)
+
+    async def fetch(self, blob: BlobReference) -> Path:
+        """The file of a blob, downloaded when it is not there. Whoever reads it checks the digest.
+
+        Raises:
+            DamagedError: More bytes came than the blob has; nothing of them is kept.
+            RefusedError: The hub does not have the blob any more.
+            StorageError: It cannot be written.
+        """
+        if not is_digest(blob.digest):
+            raise DamagedError(f"blob digest {blob.digest!r} is not a SHA-256 in hexadecimal")
+        path = self._directory / blob.digest
+        if not _is_there(path, blob):
+            partial = path.with_suffix(_PARTIAL)
+            await self._link.repeat(f"download of {blob.digest[:12]}", lambda: self._continue(blob, partial))
+            _finish(partial, path, blob)
+        return path
+
+    def keep_only(self, blobs: Iterable[BlobReference]) -> None:
+        """Removes every other file."""
+        kept = {blob.digest for blob in blobs}
+        for path in self._directory.iterdir():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+    def forget(self, blobs: Iterable[BlobReference]) -> None:
+        """Removes files whose bytes turned out to be others."""
+        for blob in blobs:
+            (self._directory / blob.digest).unlink(missing_ok=True)
+
+    async def _continue(self, blob: BlobReference, partial: Path) -> None:
+        """Appends what is missing; raises UnreachableError when the stream ended early."""
+        with _appended(partial) as target:
+            # Writes are of one chunk into the page cache; a thread for each would cost more.
+            size = target.tell()
+            if size < blob.size:
+                async for chunk in self._port.fetch_blob(blob.digest, size):
+                    target.write(chunk)
+                    size += len(chunk)
+                    if size > blob.size:
+                        break
+        if size < blob.size:
+            raise UnreachableError(f"blob {blob.digest} ended after {size} of {blob.size} bytes")
+
+
+def _is_there(path: Path, blob: BlobReference) -> bool:
+    return path.is_file() and path.stat().st_size == blob.size
+
+
+def _finish(partial: Path, path: Path, blob: BlobReference) -> None:
+    """Gives a complete download its name."""
+    if partial.stat().st_size > blob.size:
+        partial.unlink()
+        raise DamagedError(f"blob {blob.digest} is longer than its {blob.size} bytes; nothing was kept")
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def _appended(path: Path) -> Generator[BinaryIO, None, None]:
+    """A file opened for appending; what the file system raises becomes this package's errors."""
+    try:
+        with path.open("ab") as target:
+            yield target
+    except HeteroRLError:
+        raise
+    except OSError as error:
+        kind = DiskFullError if error.errno == errno.ENOSPC else StorageError
+        raise kind(f"cannot write {path}: {error}") from error

@@ -1,0 +1,185 @@
+"""Keeps the engine on the newest weights, and opens the gate once the hub trusts them.
+
+    await a version ──► plan ──► download ──► verify every digest ──► close the gate
+                                                                          │ load in place (the only pause)
+          gate stays closed: quarantine ◄── too different ── probe card ◄─┘
+                                            accepted ──► open the gate
+    attention (engine died, quarantine ended) interrupts the wait.
+
+Nothing is decoded or verified while the engine pauses. A version that cannot be used is left out with an error in the
+log; the next one is tried. Shutdown: cancelled by the conductor; a half-done download is kept for the next start.
+"""
+
+import asyncio
+import logging
+
+from hetero_rl.errors import (
+    DamagedError,
+    EngineError,
+    InvalidMessageError,
+    RefusedError,
+    StorageError,
+)
+from hetero_rl.weights.full import StagedVersion, stage_full
+from hetero_rl.weights.probe import compare_probe, probe_passes, probe_score_work
+from hetero_rl.wire.messages import ProbeResult, WeightEncoding, WeightManifest
+from hetero_rl.worker.blob_cache import BlobCache
+from hetero_rl.worker.resend import Backoff
+from hetero_rl.worker.session import Session
+
+__all__ = ["ENCODINGS", "WeightLoop"]
+
+_logger = logging.getLogger(__name__)
+
+ENCODINGS = (WeightEncoding.FULL_RAW,)
+"""Encodings of weight versions that a worker decodes."""
+
+
+class WeightLoop:
+    """Fetches, verifies, loads and probes weight versions.
+
+    Args:
+        session: The worker.
+        cache: Where blobs are kept.
+    """
+
+    def __init__(self, session: Session, cache: BlobCache) -> None:
+        self._session = session
+        self._cache = cache
+        self._held: StagedVersion | None = None
+        self._unusable = 0
+        """Newest version that could not be used; it is not tried again."""
+
+    async def run(self) -> None:
+        """Runs until it is cancelled; raises what ends the worker."""
+        session = self._session
+        backoff = Backoff(session.pacing)
+        while True:
+            session.gate.attention.clear()
+            if session.keeper.failure is not None:
+                session.gate.close()
+                await session.keeper.restart()
+            try:
+                await self._turn()
+                backoff = Backoff(session.pacing)
+            except StorageError as error:
+                _logger.error("weights cannot be had: %s", error)  # ruff: ignore[error-instead-of-exception] - the message names all there is
+                await asyncio.sleep(backoff.next_delay())
+            except EngineError as error:
+                session.keeper.report_failure(session.keeper.engine, error)
+
+    async def _turn(self) -> None:
+        """One round: put the engine in order, or wait for a version and bring it in."""
+        session, held = self._session, self._held
+        if held is not None and session.keeper.engine.loaded_version != held.manifest.version:
+            await self._bring_in(held)
+        elif held is not None and session.gate.quarantined and session.gate.hub_trusts:
+            await self._probe(held.manifest)
+        latest = await self._newer_version()
+        if latest is None:
+            return
+        staged = await self._fetch(latest)
+        if staged is not None:
+            await self._bring_in(staged)
+
+    async def _newer_version(self) -> int | None:
+        """A version above the one held; None when something else needs attention."""
+        session = self._session
+        after = max(self._held.manifest.version if self._held else 0, self._unusable)
+        asking = asyncio.create_task(
+            session.link.repeat(
+                "wait for weights", lambda: session.weights.await_version(after, session.pacing.version_wait)
+            )
+        )
+        attention = asyncio.create_task(session.gate.attention.wait())
+        try:
+            await asyncio.wait([asking, attention], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            attention.cancel()
+            if not asking.done():
+                asking.cancel()
+        if not asking.done() or asking.cancelled():
+            return None
+        latest = asking.result()
+        return latest if latest > after else None
+
+    async def _fetch(self, latest: int) -> StagedVersion | None:
+        """The newest version as verified local files; None when the hub has no way to it now."""
+        session = self._session
+        try:
+            plan = await session.link.repeat(
+                "plan of weights",
+                lambda: session.weights.get_plan(held_version=0, wanted_version=0, encodings=ENCODINGS),
+            )
+            if not plan:
+                return None
+            manifest = plan[-1]
+            paths = [await self._cache.fetch(blob) for blob in manifest.blobs]
+        except RefusedError as error:
+            if error.reason not in {"NOT_FOUND", "UNKNOWN_VERSION"}:
+                raise
+            # It was replaced by a newer one between plan and download.
+            _logger.warning("version %d is gone: %s", latest, error)
+            await asyncio.sleep(session.pacing.first_delay)
+            return None
+        try:
+            return await asyncio.to_thread(stage_full, manifest, paths)
+        except DamagedError:
+            self._cache.forget(manifest.blobs)
+            raise
+
+    async def _bring_in(self, staged: StagedVersion) -> None:
+        """Loads a verified version and opens the gate when its probe card agrees."""
+        session, manifest = self._session, staged.manifest
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        session.gate.close()
+        try:
+            await session.keeper.engine.load_weights(staged.tensors(), manifest.version)
+        except InvalidMessageError as error:
+            self._unusable = manifest.version
+            _logger.error("version %d does not fit this model: %s", manifest.version, error)  # ruff: ignore[error-instead-of-exception] - the message names all there is
+            if session.gate.version and not session.gate.quarantined:
+                session.gate.open(session.gate.version)
+            return
+        self._held = staged
+        self._cache.keep_only(manifest.blobs)
+        _logger.info(
+            "version %d (step %d) loaded in %.3f s", manifest.version, manifest.step, loop.time() - started
+        )
+        await self._probe(manifest)
+
+    async def _probe(self, manifest: WeightManifest) -> None:
+        """Scores the probe card of the loaded version; opens the gate, or leaves it closed."""
+        session, card = self._session, manifest.probe_card
+        if card is None:
+            session.gate.open(manifest.version)
+            return
+        work = probe_score_work(card, manifest.version)
+        result = compare_probe(card, await session.keeper.engine.score(work), manifest.version)
+        accepted = await self._report(result)
+        if accepted and probe_passes(card, result):
+            session.gate.open(manifest.version)
+            return
+        session.gate.quarantine()
+        _logger.error(
+            "quarantine: the probe card of version %d differs by %.4g on average, %.4g is tolerated; check that this "
+            "worker's engine computes the trainer's model (dtype, attention, conversion)",
+            manifest.version,
+            result.mean_absolute_difference,
+            card.tolerance,
+        )
+
+    async def _report(self, result: ProbeResult) -> bool:
+        session = self._session
+        try:
+            return await session.link.call(
+                "probe report",
+                lambda identity: session.link.port.report_probe(identity, result, session.numerics_id),
+            )
+        except RefusedError as error:
+            if error.reason != "UNKNOWN_VERSION":
+                raise
+            # The hub has dropped the version meanwhile; the comparison made here still counts.
+            _logger.warning("the probe of version %d came too late: %s", result.weight_version, error)
+            return True
