@@ -7,6 +7,7 @@ import sqlite3
 import pytest
 
 from hetero_rl.errors import DamagedError, DiskFullError, StorageError
+from hetero_rl.hub.stores.base import ConflictError
 from hetero_rl.hub.stores.memory_store import MemoryStore
 from hetero_rl.hub.stores.records import (
     GroupState,
@@ -265,18 +266,18 @@ class TestGroups:
 
     def test_an_unknown_group_is_none(self, store):
         assert store.group("nobody") is None
-        with pytest.raises(StorageError, match="nobody"):
+        with pytest.raises(ConflictError, match="nobody"):
             store.prompt_group("nobody")
 
     def test_a_known_group_is_not_added_again(self, store):
         store.add_group(prompt())
-        with pytest.raises(StorageError), store.nested():
+        with pytest.raises(ConflictError), store.nested():
             store.add_group(prompt())
 
     def test_rows_of_unknown_groups_cannot_be_replaced(self, store):
         store.add_group(prompt())
         row = dataclasses.replace(store.group("g0"), group_id="nobody")
-        with pytest.raises(StorageError, match="nobody"):
+        with pytest.raises(ConflictError, match="nobody"):
             store.put_group(row)
 
     def test_the_queue_is_in_order_of_ordinals_by_purpose(self, store):
@@ -347,7 +348,7 @@ class TestLeases:
         assert store.leases() == (self.LEASE, other)
 
     def test_an_unknown_lease_cannot_be_removed(self, store):
-        with pytest.raises(StorageError):
+        with pytest.raises(ConflictError):
             store.remove_lease("nobody")
 
 
@@ -378,14 +379,14 @@ class TestResults:
     def test_a_submission_is_not_stored_twice(self, store):
         store.add_group(prompt())
         submit(store)
-        with pytest.raises(StorageError), store.nested():
+        with pytest.raises(ConflictError), store.nested():
             submit(store)
         assert len(store.batches("g0")) == 1
 
     def test_a_sample_is_not_stored_twice(self, store):
         store.add_group(prompt())
         submit(store, 1)
-        with pytest.raises(StorageError), store.nested():
+        with pytest.raises(ConflictError), store.nested():
             submit(store, 2)
 
     def test_scalars_and_indices_are_kept_by_group(self, store):
@@ -405,7 +406,7 @@ class TestSteps:
 
     def test_a_step_counts_once(self, store):
         store.add_commit(commit(1))
-        with pytest.raises(StorageError), store.nested():
+        with pytest.raises(ConflictError), store.nested():
             store.add_commit(commit(1))
 
     def test_abandoned_steps_make_room_and_stay(self, store):
@@ -445,7 +446,7 @@ class TestVersions:
         store.mark_version_pruned(1)
         assert [row.version for row in store.versions()] == [2]
         assert store.version(1).pruned
-        with pytest.raises(StorageError):
+        with pytest.raises(ConflictError):
             store.mark_version_pruned(9)
 
 
@@ -536,6 +537,7 @@ class TestFleet:
             completions=3,
             last_probe=self.PROBE,
             must_pass_probe=True,
+            draining=True,
             former_boot_ids=("a", "b"),
         )
         store.put_worker(worker)

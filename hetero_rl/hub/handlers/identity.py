@@ -7,7 +7,12 @@ from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.stores.records import WorkerRow
 from hetero_rl.wire.messages import WorkerIdentity, WorkerState
 
-__all__ = ["current_worker"]
+__all__ = ["current_worker", "state_alive"]
+
+
+def state_alive(worker: WorkerRow) -> WorkerState:
+    """State of a worker that is heard again."""
+    return WorkerState.DRAINING if worker.draining else WorkerState.ACTIVE
 
 
 def current_worker(context: HubContext, identity: WorkerIdentity, *, alive: bool = True) -> WorkerRow:
@@ -39,7 +44,7 @@ def current_worker(context: HubContext, identity: WorkerIdentity, *, alive: bool
         raise RefusedError(f"worker {identity.worker_name!r} left: join again", "NOT_FOUND")
     context.liveness.seen[identity.worker_name] = context.clock.monotonic()
     if worker.state is WorkerState.DEAD:
-        worker = dataclasses.replace(worker, state=WorkerState.ACTIVE, state_reason="")
+        worker = dataclasses.replace(worker, state=state_alive(worker), state_reason="")
         context.store.put_worker(worker)
         context.event("worker_returned", "heard again after it was declared dead", identity.worker_name)
         context.notify(Topic.WORK)

@@ -1,6 +1,7 @@
 """Groups on their way from the trainer and back: enqueue, take, commit."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from hetero_rl.errors import InvalidMessageError, RefusedError
@@ -201,6 +202,12 @@ def _check_outcomes(
         raise InvalidMessageError(
             f"outcomes must name each of the step's {len(lengths)} sequences once; {len(named)} given, such as {odd} wrong"
         )
+    for outcome in outcomes:
+        if any(isinstance(value, float) and math.isnan(value) for value in dataclasses.astuple(outcome)):
+            raise InvalidMessageError(
+                f"the outcome of sample {outcome.sample_index} of group {outcome.group_id!r} holds NaN, which says nothing",
+                "CommitStepRequest.outcomes",
+            )
     if log_probs is not None and len(log_probs) != 4 * sum(lengths.values()):
         raise InvalidMessageError(
             f"log_probs has {len(log_probs) // 4} elements, but the step has {sum(lengths.values())} tokens"

@@ -1,10 +1,11 @@
 """Workers: joining, staying alive, being trusted, leaving."""
 
 import dataclasses
+import math
 
 from hetero_rl.errors import FencedError, RefusedError
 from hetero_rl.hub.handlers.context import HubContext, Topic, WorkerReport
-from hetero_rl.hub.handlers.identity import current_worker
+from hetero_rl.hub.handlers.identity import current_worker, state_alive
 from hetero_rl.hub.handlers.leasing import expire_leases, release_leases
 from hetero_rl.hub.stores.records import ProbeRow, RunRecord, WorkerRow
 from hetero_rl.wire.messages import (
@@ -90,7 +91,7 @@ def _rejoin(context: HubContext, known: WorkerRow, request: JoinRequest) -> Work
     if known.state not in _GONE:
         return dataclasses.replace(known, request=request)
     context.event("worker_returned", "joined again with the same process", request.worker_name)
-    return dataclasses.replace(known, request=request, state=WorkerState.ACTIVE, state_reason="")
+    return dataclasses.replace(known, request=request, state=state_alive(known), state_reason="")
 
 
 def _admit(context: HubContext, known: WorkerRow | None, request: JoinRequest) -> WorkerRow:
@@ -145,7 +146,8 @@ def report_probe(
             {"field": "weight_version"},
         )
     tolerance = manifest.probe_card.tolerance
-    accepted = result.mean_absolute_difference <= tolerance  # False for NaN, too
+    result = _without_nan(result)
+    accepted = result.mean_absolute_difference <= tolerance
     probe = ProbeRow(
         worker_name=identity.worker_name,
         worker_epoch=identity.worker_epoch,
@@ -169,6 +171,20 @@ def report_probe(
             f"the tolerance {tolerance:.4g}",
         )
     return accepted
+
+
+def _without_nan(result: ProbeResult) -> ProbeResult:
+    """NaN as infinity: further off than any tolerance, and a number to the journal."""
+
+    def known(value: float) -> float:
+        return math.inf if math.isnan(value) else value
+
+    return dataclasses.replace(
+        result,
+        mean_absolute_difference=known(result.mean_absolute_difference),
+        max_absolute_difference=known(result.max_absolute_difference),
+        mean_difference=known(result.mean_difference),
+    )
 
 
 def _distrust(context: HubContext, worker: WorkerRow, reason: str) -> None:
@@ -231,7 +247,7 @@ def drain(context: HubContext, worker_name: str) -> None:
             f"worker {worker_name!r} is {worker.state.name.lower()}, not active", "INCOMPATIBLE"
         )
     context.store.put_worker(
-        dataclasses.replace(worker, state=WorkerState.DRAINING, state_reason="asked to drain")
+        dataclasses.replace(worker, state=WorkerState.DRAINING, state_reason="asked to drain", draining=True)
     )
     context.event("worker_draining", "asked to drain", worker_name)
     context.notify(Topic.WORK)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
+from hetero_rl.errors import HeteroRLError
 from hetero_rl.hub.stores.records import (
     GroupRow,
     GroupState,
@@ -26,7 +27,11 @@ from hetero_rl.hub.stores.records import (
 )
 from hetero_rl.wire.messages import Event, PromptGroup, Purpose, TrajectoryBatch, WeightManifest
 
-__all__ = ["HubStore"]
+__all__ = ["ConflictError", "HubStore"]
+
+
+class ConflictError(HeteroRLError):
+    """Rows contradict each other: a fault of the hub, not of its disk."""
 
 
 class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for each thing the hub remembers
@@ -41,7 +46,8 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
       done inside it and nothing before.
     - A full disk MUST raise `DiskFullError` and any other failure to write `StorageError`; committed data MUST stay intact.
     - Reads MUST see the writes of the open transaction.
-    - Rows that are replaced or removed MUST exist; adding a key twice MUST raise `StorageError`.
+    - Rows that are replaced or removed MUST exist; adding a key twice MUST raise `ConflictError` and leave
+      the transaction open.
     """
 
     # --- transactions -----------------------------------------------------------------------------------------------

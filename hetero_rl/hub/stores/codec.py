@@ -20,7 +20,7 @@ _adapters: dict[type[Any], TypeAdapter[Any]] = {}
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     if kind not in _adapters:
         # Bytes settings cannot be given for a dataclass itself; inside a tuple it inherits them.
-        settings = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+        settings = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants")
         _adapters[kind] = TypeAdapter(tuple.__class_getitem__((kind,)), config=settings)  # type: ignore[arg-type]  # a tuple type made at run time
     return _adapters[kind]
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetero_rl.errors import DamagedError, DiskFullError, StorageError
+from hetero_rl.errors import DamagedError, DiskFullError, HeteroRLError, StorageError
+from hetero_rl.hub.stores.base import ConflictError
 from hetero_rl.hub.stores.schema import SCHEMA, SCHEMA_VERSION
 
 __all__ = ["JournalConnection", "check_schema_version", "storage_error"]
@@ -19,8 +20,10 @@ __all__ = ["JournalConnection", "check_schema_version", "storage_error"]
 Row = tuple[Any, ...]
 
 
-def storage_error(error: sqlite3.Error, path: Path) -> StorageError:
+def storage_error(error: sqlite3.Error, path: Path) -> HeteroRLError:
     """Our own error for one of SQLite's."""
+    if isinstance(error, sqlite3.IntegrityError):
+        return ConflictError(f"{path}: {error}")
     code = getattr(error, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_FULL:
         return DiskFullError(f"no space left for {path}; what was stored before is intact: free some space")

@@ -10,8 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from hetero_rl.errors import StorageError
-from hetero_rl.hub.stores.base import HubStore
+from hetero_rl.hub.stores.base import ConflictError, HubStore
 from hetero_rl.hub.stores.records import (
     GroupRow,
     GroupState,
@@ -62,7 +61,7 @@ V = TypeVar("V")
 
 def _add_once(table: dict[K, V], key: K, value: V) -> None:
     if key in table:
-        raise StorageError(f"{key!r} is in the store already")
+        raise ConflictError(f"{key!r} is in the store already")
     table[key] = value
 
 
@@ -76,7 +75,7 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
     def begin(self) -> None:
         """See `HubStore`."""
         if self._before is not None:
-            raise StorageError("a transaction is open already")
+            raise ConflictError("a transaction is open already")
         self._before = self._tables.copy()
 
     def commit(self) -> bool:
@@ -133,13 +132,13 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
     def prompt_group(self, group_id: str) -> PromptGroup:
         """See `HubStore`."""
         if group_id not in self._tables.prompts:
-            raise StorageError(f"group {group_id!r} is not in the store")
+            raise ConflictError(f"group {group_id!r} is not in the store")
         return self._tables.prompts[group_id]
 
     def put_group(self, row: GroupRow) -> None:
         """See `HubStore`."""
         if row.group_id not in self._tables.groups:
-            raise StorageError(f"group {row.group_id!r} is not in the store")
+            raise ConflictError(f"group {row.group_id!r} is not in the store")
         self._tables.groups[row.group_id] = row
 
     def queued_groups(self, purpose: Purpose, limit: int) -> tuple[GroupRow, ...]:
@@ -191,7 +190,7 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
     def remove_lease(self, lease_id: str) -> None:
         """See `HubStore`."""
         if self._tables.leases.pop(lease_id, None) is None:
-            raise StorageError(f"lease {lease_id!r} is not in the store")
+            raise ConflictError(f"lease {lease_id!r} is not in the store")
 
     def has_submission(self, submission: SubmissionId) -> bool:
         """See `HubStore`."""
@@ -227,7 +226,7 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
     def add_commit(self, commit: StepCommit) -> None:
         """See `HubStore`."""
         if not commit.abandoned and self.commit_of(commit.step) is not None:
-            raise StorageError(f"step {commit.step} is in the store already")
+            raise ConflictError(f"step {commit.step} is in the store already")
         self._tables.commits.append(commit)
 
     def commit_of(self, step: int) -> StepCommit | None:
@@ -326,7 +325,7 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
     def mark_version_pruned(self, version: int) -> None:
         """See `HubStore`."""
         if version not in self._tables.versions:
-            raise StorageError(f"weight version {version} is not in the store")
+            raise ConflictError(f"weight version {version} is not in the store")
         self._tables.versions[version] = dataclasses.replace(self._tables.versions[version], pruned=True)
 
     def put_worker(self, worker: WorkerRow) -> None:

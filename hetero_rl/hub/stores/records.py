@@ -175,6 +175,8 @@ class WorkerRow:
     """Without its log-probabilities."""
     must_pass_probe: bool = False
     """Readmitted or restarted after a quarantine: gets work again after it passed a probe card."""
+    draining: bool = False
+    """Asked to finish what it has; outlives being declared dead."""
     former_boot_ids: tuple[str, ...] = ()
     """Boot ids of processes that held the name before."""
 

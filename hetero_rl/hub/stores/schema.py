@@ -155,6 +155,7 @@ CREATE TABLE workers (
     completions INTEGER NOT NULL,
     last_probe TEXT,                    -- ProbeResult as JSON
     must_pass_probe INTEGER NOT NULL,
+    draining INTEGER NOT NULL,
     former_boot_ids TEXT NOT NULL       -- JSON array
 ) STRICT, WITHOUT ROWID;
 

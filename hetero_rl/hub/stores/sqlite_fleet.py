@@ -14,8 +14,8 @@ from hetero_rl.wire.messages import Event, JoinRequest, ProbeResult, WorkerState
 __all__ = ["FleetTables"]
 
 _SELECT_WORKER = (
-    "SELECT request, worker_epoch, state, state_reason, completions, last_probe, must_pass_probe, former_boot_ids "
-    "FROM workers"
+    "SELECT request, worker_epoch, state, state_reason, completions, last_probe, must_pass_probe, draining, "
+    "former_boot_ids FROM workers"
 )
 _SELECT_PROBES = """
 SELECT worker_name, worker_epoch, numerics_id, accepted, occurred_at, weight_version, mean_absolute_difference,
@@ -33,7 +33,8 @@ def _worker_row(row: Row) -> WorkerRow:
         completions=row[4],
         last_probe=None if row[5] is None else decode(ProbeResult, row[5]),
         must_pass_probe=bool(row[6]),
-        former_boot_ids=tuple(json.loads(row[7])),
+        draining=bool(row[7]),
+        former_boot_ids=tuple(json.loads(row[8])),
     )
 
 
@@ -65,7 +66,7 @@ class FleetTables(HubStore):
         """See `HubStore`."""
         probe = worker.last_probe
         self._journal.execute(
-            "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 worker.request.worker_name,
                 worker.worker_epoch,
@@ -75,6 +76,7 @@ class FleetTables(HubStore):
                 worker.completions,
                 None if probe is None else encode(dataclasses.replace(probe, log_probs=None)),
                 worker.must_pass_probe,
+                worker.draining,
                 json.dumps(worker.former_boot_ids),
             ),
         )

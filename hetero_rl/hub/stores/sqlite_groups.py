@@ -5,8 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hetero_rl.errors import StorageError
-from hetero_rl.hub.stores.base import HubStore
+from hetero_rl.hub.stores.base import ConflictError, HubStore
 from hetero_rl.hub.stores.codec import decode, encode
 from hetero_rl.hub.stores.connection import JournalConnection, Row
 from hetero_rl.hub.stores.records import GroupRow, GroupState, LeaseRow, RunRecord, RunState
@@ -103,7 +102,7 @@ class GroupTables(HubStore):
             "SELECT prompt_token_ids, sampling, payload FROM prompts WHERE group_id = ?", (group_id,)
         )
         if row is None or bulk is None:
-            raise StorageError(f"group {group_id!r} is not in the journal")
+            raise ConflictError(f"group {group_id!r} is not in the journal")
         return PromptGroup(
             group_id=group_id,
             ordinal=row.ordinal,
@@ -130,7 +129,7 @@ class GroupTables(HubStore):
             ),
         )
         if not changed:
-            raise StorageError(f"group {row.group_id!r} is not in the journal")
+            raise ConflictError(f"group {row.group_id!r} is not in the journal")
 
     def queued_groups(self, purpose: Purpose, limit: int) -> tuple[GroupRow, ...]:
         """See `HubStore`."""
@@ -202,4 +201,4 @@ class GroupTables(HubStore):
     def remove_lease(self, lease_id: str) -> None:
         """See `HubStore`."""
         if not self._journal.update("DELETE FROM leases WHERE lease_id = ?", (lease_id,)):
-            raise StorageError(f"lease {lease_id!r} is not in the journal")
+            raise ConflictError(f"lease {lease_id!r} is not in the journal")

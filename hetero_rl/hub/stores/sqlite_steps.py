@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Any
 
-from hetero_rl.errors import StorageError
-from hetero_rl.hub.stores.base import HubStore
+from hetero_rl.hub.stores.base import ConflictError, HubStore
 from hetero_rl.hub.stores.codec import decode, encode
 from hetero_rl.hub.stores.connection import JournalConnection, Row
 from hetero_rl.hub.stores.records import StepCommit, VersionRow
@@ -112,4 +111,4 @@ class StepTables(HubStore):
     def mark_version_pruned(self, version: int) -> None:
         """See `HubStore`."""
         if not self._journal.update("UPDATE versions SET pruned = 1 WHERE version = ?", (version,)):
-            raise StorageError(f"weight version {version} is not in the journal")
+            raise ConflictError(f"weight version {version} is not in the journal")
