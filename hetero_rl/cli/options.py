@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["ConfigFiles", "HubAddress", "JsonOutput", "Overrides", "RunArgument"]
+__all__ = ["ConfigFiles", "EndWithParent", "HubAddress", "JsonOutput", "Overrides", "RunArgument"]
 
 ConfigFiles = Annotated[
     list[Path] | None,
@@ -16,5 +16,8 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as run.steps=200; wins over files."),
 ]
 HubAddress = Annotated[str | None, typer.Option("--hub", metavar="HOST:PORT", help="A running hub.")]
+EndWithParent = Annotated[
+    bool, typer.Option("--end-with-parent", hidden=True, help="Drain when standard input ends.")
+]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")]

@@ -3,7 +3,7 @@
 import typer
 from typer.core import TyperGroup
 
-from hetero_rl.errors import BackendNotFoundError, ConfigError, HeteroRLError, RefusedError
+from hetero_rl.errors import BackendNotFoundError, ConfigError, HeteroRLError, RefusedError, TaskError
 from hetero_rl.launch.restart import PERMANENT_EXIT_CODE
 
 __all__ = ["INTERRUPTED_EXIT_CODE", "ReportingGroup", "exit_code"]
@@ -18,7 +18,7 @@ _PERMANENT_REFUSALS = frozenset({"MODEL_MISMATCH", "SAMPLING_CONTRACT", "INCOMPA
 
 def exit_code(error: HeteroRLError) -> int:
     """2 for what only another command line or setting can mend, 1 for everything else."""
-    if isinstance(error, ConfigError | BackendNotFoundError):
+    if isinstance(error, ConfigError | BackendNotFoundError | TaskError):
         return PERMANENT_EXIT_CODE
     if isinstance(error, RefusedError) and error.reason in _PERMANENT_REFUSALS:
         return PERMANENT_EXIT_CODE

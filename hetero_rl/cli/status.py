@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from hetero_rl.cli.hub_access import client_config, connect_fleet, find_run, hub_of
 from hetero_rl.cli.options import HubAddress, JsonOutput, Overrides
 from hetero_rl.errors import UnreachableError
+from hetero_rl.launch.hub_access import client_config, connect_fleet, find_run, hub_of
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.observe.fleet import fetch_fleet, fleet_record
 from hetero_rl.observe.past import describe_past_run, past_run_record

@@ -55,8 +55,8 @@ class RunDirectory:
 
     @property
     def used(self) -> bool:
-        """Whether a run was started here."""
-        return self.config.exists() or self.journal.exists()
+        """Whether a run was begun here: settings alone are none, so a start that failed can be repeated."""
+        return self.journal.exists() or self.checkpoints.exists() or self.metrics.exists()
 
     def log(self, process: str) -> Path:
         """Output of one process."""

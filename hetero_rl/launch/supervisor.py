@@ -36,8 +36,9 @@ from hetero_rl.worker.backend import Backend
 __all__ = ["Supervisor"]
 
 HUB_START_SECONDS = 60.0
-WORKER_GRACE_SECONDS = 15.0
-HUB_GRACE_SECONDS = 10.0
+WORKER_GRACE_SECONDS = 35.0
+"""Longer than a worker gives its running completions and the results on their way."""
+HUB_GRACE_SECONDS = 20.0
 
 
 class Supervisor:

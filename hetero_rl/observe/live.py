@@ -32,6 +32,7 @@ __all__ = ["LiveView", "run_panel"]
 
 NOTICES = 4
 POLL_SECONDS = 1.0
+JOIN_SECONDS = 2.0
 REPAINTS_PER_SECOND = 4
 
 
@@ -185,7 +186,7 @@ class LiveView:
         """Paints a last time and gives the terminal back; safe to call twice."""
         self._closing.set()
         if self._poller is not None:
-            self._poller.join()
+            self._poller.join(JOIN_SECONDS)  # it may wait for a hub that is gone
         self._live.stop()
 
     def _poll(self, fleet: FleetPort) -> None:

@@ -2,6 +2,7 @@
 
 __all__ = [
     "ACCURACY",
+    "ACCURACY_STEP",
     "ESS",
     "GAP_MAX",
     "GAP_MEAN",
@@ -14,14 +15,15 @@ __all__ = [
     "WAIT_PREFIX",
 ]
 
-STEP_SECONDS = "time/step"
-WAIT_PREFIX = "wait/"
+STEP_SECONDS = "step_seconds"
+WAIT_PREFIX = "wait_seconds/"
 REWARD = "reward/mean"
 ACCURACY = "eval/accuracy"
+ACCURACY_STEP = "eval/step"
 LAG_MEAN = "lag/mean"
 LAG_MAX = "lag/max"
-GAP_MEAN = "gap/mean"
-GAP_MAX = "gap/max"
+GAP_MEAN = "log_prob_gap/mean"
+GAP_MAX = "log_prob_gap/max"
 ESS = "ess"
 GENERATED_RATE = "tokens_per_second/generated"
 TRAINED_RATE = "tokens_per_second/trained"

@@ -48,7 +48,8 @@ class RunProgress:
         if (reward := metrics.get(names.REWARD)) is not None:
             self.rewards.append(reward)
         if (accuracy := metrics.get(names.ACCURACY)) is not None:
-            self.evaluations.append(Evaluation(step, accuracy))
+            # Evaluation runs beside training: the result is of an earlier step than the line that brings it.
+            self.evaluations.append(Evaluation(int(metrics.get(names.ACCURACY_STEP, step)), accuracy))
         if (seconds := metrics.get(names.STEP_SECONDS)) is not None:
             self._step_seconds.append(seconds)
 

@@ -11,6 +11,7 @@ from hetero_rl.errors import (
     HeteroRLError,
     RefusedError,
     StorageError,
+    TaskError,
     UnreachableError,
 )
 
@@ -42,6 +43,7 @@ def failing():
     [
         (ConfigError("x"), 2),
         (BackendNotFoundError("x"), 2),
+        (TaskError("x"), 2),
         (RefusedError("x", "MODEL_MISMATCH"), 2),
         (RefusedError("x", "STORAGE_FULL"), 1),
         (StorageError("x"), 1),

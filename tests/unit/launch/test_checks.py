@@ -41,6 +41,7 @@ def used_run(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.prepare()
     write_private(run.config, load_config(overrides=[f"run.dir={run.root}"]).model_dump_json())
+    run.journal.touch()
     return run
 
 

@@ -1,5 +1,7 @@
 import stat
 
+import pytest
+
 from hetero_rl.launch.rundir import RunDirectory, write_private
 
 
@@ -25,11 +27,18 @@ def test_prepare_makes_directories_that_only_this_user_may_read(tmp_path):
     assert run.logs.is_dir()
 
 
-def test_a_prepared_directory_counts_as_used_once_its_settings_are_written(tmp_path):
+def test_a_start_that_failed_leaves_no_run_behind(tmp_path):
     run = RunDirectory(tmp_path)
     run.prepare()
+    write_private(run.config, "{}")
+
     assert not run.used
 
-    write_private(run.config, "{}")
+
+@pytest.mark.parametrize("trace", ["journal", "checkpoints", "metrics"])
+def test_a_directory_counts_as_used_once_a_run_left_a_trace(tmp_path, trace):
+    run = RunDirectory(tmp_path)
+    run.prepare()
+    getattr(run, trace).touch()
 
     assert run.used

@@ -14,8 +14,8 @@ def test_a_new_run_knows_nothing_yet(progress):
 
 
 def test_the_expected_end_follows_from_the_mean_step(progress):
-    progress.observe(1, {"time/step": 1.0})
-    progress.observe(2, {"time/step": 3.0})
+    progress.observe(1, {"step_seconds": 1.0})
+    progress.observe(2, {"step_seconds": 3.0})
 
     assert progress.seconds_left == (10 - 2) * 2.0
 
@@ -35,7 +35,15 @@ def test_evaluations_keep_their_steps(progress):
 
 
 def test_waits_are_shares_of_the_step_largest_first_without_the_negligible(progress):
-    progress.observe(1, {"time/step": 2.0, "wait/weights": 0.2, "wait/data": 1.0, "wait/publish": 0.001})
+    progress.observe(
+        1,
+        {
+            "step_seconds": 2.0,
+            "wait_seconds/weights": 0.2,
+            "wait_seconds/data": 1.0,
+            "wait_seconds/publish": 0.001,
+        },
+    )
 
     assert progress.waits == {"data": 0.5, "weights": 0.1}
 

@@ -13,16 +13,16 @@ from hetero_rl.observe.view import choose_view
 from hetero_rl.trainer.sinks import MetricsRecord
 
 STEP = {
-    "time/step": 2.0,
+    "step_seconds": 2.0,
     "reward/mean": 0.5,
     "lag/mean": 1.25,
     "lag/max": 2.0,
-    "gap/mean": 0.003,
-    "gap/max": 0.2,
+    "log_prob_gap/mean": 0.003,
+    "log_prob_gap/max": 0.2,
     "ess": 0.93,
     "tokens_per_second/generated": 12345.0,
     "tokens_per_second/trained": 2333.0,
-    "wait/data": 0.5,
+    "wait_seconds/data": 0.5,
 }
 
 

@@ -1,0 +1,115 @@
+"""`hetero-rl train`: the main job."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetero_rl.cli.logs import log_to_file, quiet_libraries
+from hetero_rl.cli.options import ConfigFiles, HubAddress, Overrides
+from hetero_rl.cli.reporting import INTERRUPTED_EXIT_CODE
+from hetero_rl.config import Config, load_config, show_config
+from hetero_rl.errors import HeteroRLError
+from hetero_rl.launch import checks
+from hetero_rl.launch.plan import worker_names
+from hetero_rl.launch.rundir import RunDirectory
+from hetero_rl.worker.backend import Backend
+
+__all__ = ["train"]
+
+
+def train(
+    files: ConfigFiles = None,
+    infer_backend: Annotated[
+        str | None,
+        typer.Option(
+            "--infer-backend", metavar="NAME[,NAME]", help="Backends that generate, such as cpu or ascend."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=0, help="Workers of each backend to start on this machine.")
+    ] = None,
+    hub: HubAddress = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in run.dir.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the resolved settings, start nothing.")
+    ] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Train a model: starts a hub and workers on this machine unless told of others, and shows how it goes.
+
+    Ctrl-C stops after the step under way, with a checkpoint; --resume goes on from there.
+    """
+    flags = _flags(infer_backend, workers, hub)
+    config = load_config(files or (), [*(overrides or ()), *flags])
+    backends = _check(config, resume=resume)
+    if dry_run:
+        typer.echo(_plan(config))
+        typer.echo(show_config(config).rstrip("\n"))
+        return
+    _run(config, backends, resume=resume)
+
+
+def _flags(infer_backend: str | None, workers: int | None, hub: str | None) -> list[str]:
+    """Short options as the settings that they stand for; they win over --set."""
+    flags = []
+    if infer_backend is not None:
+        names = ", ".join(f"'{name.strip()}'" for name in infer_backend.split(","))
+        flags.append(f"inference.backends=[{names}]")
+    if workers is not None:
+        flags.append(f"inference.workers={workers}")
+    if hub is not None:
+        flags.append(f"hub.address='{hub}'")
+    return flags
+
+
+def _check(config: Config, *, resume: bool) -> dict[str, Backend]:
+    """Everything that can be known to be wrong before anything is started, cheapest first."""
+    checks.check_run_directory(config, resume=resume)
+    backends = checks.check_backends(config)
+    checks.check_model(config.model.path)
+    if config.hub.address is None:
+        checks.check_port(config.hub.listen)
+    else:
+        checks.split_address(config.hub.address, "hub.address")
+    # These know the estimators and tasks, and import torch for it.
+    from hetero_rl.tasks import open_task
+    from hetero_rl.trainer.session import check_settings
+
+    check_settings(config)
+    open_task(config.task, seed=config.run.seed, held_out=config.evaluation.prompts)
+    return backends
+
+
+def _plan(config: Config) -> str:
+    hub = f"hub at {config.hub.address}" if config.hub.address else f"start a hub on {config.hub.listen}"
+    names = [name for _, name in worker_names(config.inference.backends, config.inference.workers)]
+    workers = f"start workers {', '.join(names)}" if names else "wait for remote workers"
+    return f"# would use {config.run.dir}, {hub}, {workers}"
+
+
+def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> None:
+    from hetero_rl.launch.local_run import LocalRun
+    from hetero_rl.observe.summary import closing_summary
+    from hetero_rl.observe.view import choose_view
+
+    run = RunDirectory(config.run.dir)
+    run.prepare()
+    quiet_libraries()
+    log_to_file(config.logging.level, run.log("trainer"))
+    try:
+        with choose_view(_title(config), config.run.steps, live=config.logging.live) as view:
+            result = LocalRun(config, backends, view, resume=resume).execute()
+    except HeteroRLError:
+        if run.used:
+            typer.echo(f"The run can go on with: hetero-rl train {run.config} --resume", err=True)
+        raise
+    typer.echo(closing_summary(run, result, tensorboard=config.logging.tensorboard))
+    if not result.complete:
+        raise typer.Exit(INTERRUPTED_EXIT_CODE)
+
+
+def _title(config: Config) -> str:
+    model = Path(config.model.path).name
+    parts = (config.run.name, model, config.estimator.name, f"max lag {config.staleness.max_lag}")
+    return "hetero-rl  " + " · ".join(parts)

@@ -1,0 +1,148 @@
+"""A whole run on this machine, from checked settings to the closing summary.
+
+checks ──► starter model ──► supervisor: hub, workers ──► trainer (this thread) ──► close: run, workers, hub ──► summary
+
+What ends it early sets one event, `stop`, and the trainer drains: a checkpoint, then the ordinary shutdown. That is the
+first Ctrl-C or SIGTERM, or a failure that the supervisor reports, which is then raised. The second Ctrl-C kills the
+children and leaves at once; so does kill -9, whose children see the end of their lifeline.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetero_rl.config import Config
+from hetero_rl.errors import HeteroRLError
+from hetero_rl.launch.checks import STARTER
+from hetero_rl.launch.hub_access import connect_fleet, probe_hub
+from hetero_rl.launch.interrupts import Interrupts
+from hetero_rl.launch.rundir import RunDirectory, write_private
+from hetero_rl.launch.supervisor import Supervisor
+from hetero_rl.observe.sink import ViewSink
+from hetero_rl.observe.summary import RunResult, result_of
+from hetero_rl.observe.view import View
+from hetero_rl.trainer.session import train
+from hetero_rl.trainer.sinks import JsonlSink, Sink, TensorBoardSink
+from hetero_rl.wire.blocking_clients import TrainingClient
+from hetero_rl.wire.credentials import channel_credentials
+from hetero_rl.worker.backend import Backend
+
+if TYPE_CHECKING:
+    from hetero_rl.starter.recipe import Progress
+
+__all__ = ["LocalRun"]
+
+INTERRUPTED_EXIT_CODE = 130
+"""128 + SIGINT, as a shell reports it."""
+
+
+class LocalRun:
+    """Trains one run with hub and workers of its own; checks were made before.
+
+    Args:
+        config: The resolved settings.
+        backends: Backends of the local workers.
+        view: Shows the run; already open.
+        resume: Whether an earlier part of the run is continued.
+    """
+
+    def __init__(self, config: Config, backends: Mapping[str, Backend], view: View, *, resume: bool) -> None:
+        self._config = config
+        self._view = view
+        self._resume = resume
+        self._stop = threading.Event()
+        self._failure: HeteroRLError | None = None
+        self.run = RunDirectory(config.run.dir)
+        self._supervisor = Supervisor(
+            config,
+            self.run,
+            backends=backends,
+            probe=lambda address: probe_hub(address, config),
+            connect=lambda address: connect_fleet(address, config),
+            on_failure=self._fail,
+            notify=view.notify,
+        )
+
+    def execute(self) -> RunResult:
+        """Runs it; raises what made going on pointless."""
+        self.run.prepare()
+        write_private(self.run.config, self._config.model_dump_json(indent=2) + "\n")
+        with Interrupts(self._drain, self._abort), self._supervisor:
+            model_dir = self._model_directory()
+            result = self._train(model_dir)
+        if self._failure is not None and not result.complete:
+            raise self._failure
+        return result
+
+    def _train(self, model_dir: Path | None) -> RunResult:
+        address = self._supervisor.start()
+        if self._supervisor.fleet is not None:
+            self._view.watch(self._supervisor.fleet)
+        credentials = channel_credentials(self._config.security)
+        limit = self._config.hub.max_message_bytes
+        with TrainingClient(address, credentials, max_message_bytes=limit) as port:
+            summary = train(
+                self._config,
+                port,
+                self._sinks(),
+                resume=self._resume,
+                stop=self._stop,
+                model_dir=model_dir,
+            )
+        return result_of(
+            self.run,
+            complete=summary.complete,
+            step=summary.step,
+            total_steps=summary.total_steps,
+            seconds=summary.seconds,
+            checkpoint=summary.checkpoint,
+        )
+
+    def _sinks(self) -> list[Sink]:
+        sinks: list[Sink] = [JsonlSink(self.run.metrics), ViewSink(self._view)]
+        if self._config.logging.tensorboard:
+            sinks.append(TensorBoardSink(self.run.tensorboard))
+        return sinks
+
+    def _model_directory(self) -> Path | None:
+        if self._config.model.path != STARTER:
+            return None
+        from hetero_rl.starter import ensure_starter
+
+        return ensure_starter(self._config, _starter_reporter(self._view.notify))
+
+    def _fail(self, error: HeteroRLError) -> None:
+        self._failure = error
+        self._view.notify(str(error).splitlines()[0])
+        self._stop.set()
+
+    def _drain(self) -> None:
+        self._view.notify(
+            "stopping: the step under way and a checkpoint are finished first; again to stop at once"
+        )
+        self._stop.set()
+
+    def _abort(self) -> None:
+        self._supervisor.kill()
+        with contextlib.suppress(Exception):  # whatever the view is doing, the process ends now
+            self._view.close()
+        sys.stderr.write(
+            "stopped at once; what was made since the last checkpoint is made again on --resume\n"
+        )
+        sys.stderr.flush()
+        os._exit(INTERRUPTED_EXIT_CODE)
+
+
+def _starter_reporter(notify: Callable[[str], None]) -> "Callable[[Progress], None]":
+    """Reports every tenth part of the supervised steps."""
+
+    def report(progress: "Progress") -> None:
+        step, steps = progress.step, progress.steps
+        if step in {1, steps} or step % max(steps // 10, 1) == 0:
+            notify(f"making the starter model: supervised step {step}/{steps}, loss {progress.loss:.3f}")
+
+    return report
