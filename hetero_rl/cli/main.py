@@ -7,8 +7,14 @@ import typer
 import hetero_rl
 from hetero_rl.cli import config
 from hetero_rl.cli.backends import backends
+from hetero_rl.cli.eval import evaluate
+from hetero_rl.cli.export import export
+from hetero_rl.cli.hub import hub
 from hetero_rl.cli.reporting import ReportingGroup
+from hetero_rl.cli.samples import samples
 from hetero_rl.cli.status import status
+from hetero_rl.cli.train import train
+from hetero_rl.cli.worker import worker
 
 __all__ = ["app", "run"]
 
@@ -30,15 +36,21 @@ def _main(
     """RL post-training of language models with rollouts on one vendor's accelerators and training on another's."""
 
 
-@app.command()
 def version() -> None:
     """Print the versions of hetero-rl and Python."""
     typer.echo(f"hetero-rl {hetero_rl.__version__} (Python {platform.python_version()})")
 
 
+app.command()(train)
 app.command()(status)
+app.command()(samples)
+app.command("eval")(evaluate)
+app.command()(export)
+app.command()(hub)
+app.command()(worker)
 app.command()(backends)
 app.add_typer(config.app, name="config")
+app.command()(version)
 
 
 def run() -> None:
