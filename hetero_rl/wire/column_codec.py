@@ -9,12 +9,11 @@ import enum
 import struct
 import zlib
 
-from hetero_rl.errors import InvalidMessageError
 from hetero_rl.v1 import columns_pb2
 from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import DataType
 
-__all__ = ["MAX_COLUMN_BYTES", "ColumnEncoding", "decode_column", "encode_column"]
+__all__ = ["MAX_COLUMN_BYTES", "ColumnEncoding", "decode_column", "encode_column", "fill_column"]
 
 MAX_COLUMN_BYTES = 2**26
 """Largest decoded column that is ever accepted, whatever the caller's own limit is."""
@@ -22,9 +21,9 @@ MAX_COLUMN_BYTES = 2**26
 _PLANE_HEADER = struct.Struct("<BI")
 _STORED, _DEFLATED = 0, 1
 _RAW_DEFLATE_BITS = -15
-_SAMPLE_BYTES = 2048
-_WORTHWHILE = 0.97
-_LEVEL = 1
+_MEMORY_LEVEL = 6
+_SAMPLE_BYTES = 1024
+_WORTHWHILE = 0.9
 
 
 class ColumnEncoding(enum.IntEnum):
@@ -39,9 +38,19 @@ class ColumnEncoding(enum.IntEnum):
 def encode_column(
     data: bytes, data_type: DataType, encoding: ColumnEncoding = ColumnEncoding.RAW
 ) -> columns_pb2.Column:
-    """Packs a column for the wire.
+    """Packs a column for the wire; see `fill_column`."""
+    column = columns_pb2.Column()
+    fill_column(column, data, data_type, encoding)
+    return column
+
+
+def fill_column(
+    column: columns_pb2.Column, data: bytes, data_type: DataType, encoding: ColumnEncoding
+) -> None:
+    """Packs a column into its place in a larger message, which saves a copy.
 
     Args:
+        column: An empty message.
         data: Little-endian elements, a whole number of them.
         data_type: Type of the elements.
         encoding: Layout on the wire.
@@ -49,16 +58,11 @@ def encode_column(
     item_size = data_type.item_size
     length, rest = divmod(len(data), item_size)
     if rest:
-        raise InvalidMessageError(
-            f"a {data_type.name} column of {len(data)} bytes is not a whole number of elements"
-        )
-    payload = data if encoding is ColumnEncoding.RAW else _encode_planes(data, item_size)
-    return columns_pb2.Column(
-        data_type=f"DATA_TYPE_{data_type.name}",
-        encoding=f"COLUMN_ENCODING_{encoding.name}",
-        length=length,
-        data=payload,
-    )
+        raise ValueError(f"a {data_type.name} column of {len(data)} bytes is not a whole number of elements")
+    column.data_type = getattr(columns_pb2, f"DATA_TYPE_{data_type.name}")
+    column.encoding = getattr(columns_pb2, f"COLUMN_ENCODING_{encoding.name}")
+    column.length = length
+    column.data = data if encoding is ColumnEncoding.RAW else _encode_planes(data, item_size)
 
 
 def decode_column(
@@ -101,27 +105,29 @@ def _encode_planes(data: bytes, item_size: int) -> bytes:
     parts = []
     for index in range(item_size):
         plane = data[index::item_size]
-        coded = _deflate(plane) if _looks_compressible(plane) else plane
-        if len(coded) < len(plane):
-            parts += [_PLANE_HEADER.pack(_DEFLATED, len(coded)), coded]
-        else:
-            parts += [_PLANE_HEADER.pack(_STORED, len(plane)), plane]
+        kind, payload = _encode_plane(plane)
+        parts += [_PLANE_HEADER.pack(kind, len(payload)), payload]
     return b"".join(parts)
 
 
-def _looks_compressible(plane: bytes) -> bool:
-    """Tries a sample from the middle: the low bytes of a mantissa are noise and not worth a full pass."""
-    if len(plane) <= 2 * _SAMPLE_BYTES:
-        return bool(plane)
-    middle = len(plane) // 2
+def _encode_plane(plane: bytes) -> tuple[int, bytes]:
+    """Deflates a plane if a sample from its middle says that it is worth a pass: the low bytes of a mantissa are noise."""
+    middle = max(0, (len(plane) - _SAMPLE_BYTES) // 2)
     sample = plane[middle : middle + _SAMPLE_BYTES]
-    return len(_deflate(sample)) < _WORTHWHILE * len(sample)
+    by_runs = len(_deflate(sample, zlib.Z_RLE))
+    if by_runs < _WORTHWHILE * len(sample):
+        by_frequency = len(_deflate(sample, zlib.Z_HUFFMAN_ONLY))
+        coded = _deflate(plane, zlib.Z_RLE if by_runs < by_frequency else zlib.Z_HUFFMAN_ONLY)
+        if len(coded) < len(plane):
+            return _DEFLATED, coded
+    return _STORED, plane
 
 
-def _deflate(plane: bytes) -> bytes:
-    # Neighbouring elements of a plane are nearly independent: runs and symbol frequencies carry all there is to gain,
-    # and looking for longer matches costs several times the time.
-    coder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW_DEFLATE_BITS, 9, zlib.Z_RLE)
+def _deflate(plane: bytes, strategy: int) -> bytes:
+    # Neighbouring elements of a plane are nearly independent: runs, or the frequencies of symbols alone, carry what there
+    # is to gain, and looking for longer matches costs several times the time. Without matches the coder's tables may be
+    # small, and making them is most of the cost of a short plane.
+    coder = zlib.compressobj(1, zlib.DEFLATED, _RAW_DEFLATE_BITS, _MEMORY_LEVEL, strategy)
     return coder.compress(plane) + coder.flush()
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from hetero_rl.v1 import columns_pb2, training_service_pb2, trajectory_pb2
-from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
+from hetero_rl.wire.column_codec import ColumnEncoding, encode_column, fill_column
 from hetero_rl.wire.columns import (
     Float32Bytes,
     Int32Bytes,
@@ -34,6 +34,7 @@ from hetero_rl.wire.messages import (
 )
 
 __all__ = [
+    "fill_trajectory_batch",
     "finished_group_from_proto",
     "finished_group_to_proto",
     "outcomes_from_proto",
@@ -49,28 +50,36 @@ def trajectory_batch_to_proto(
     batch: TrajectoryBatch, encoding: ColumnEncoding = ColumnEncoding.RAW
 ) -> trajectory_pb2.TrajectoryBatch:
     """Packs completions; `encoding` is that of the token columns."""
-    message = trajectory_pb2.TrajectoryBatch(
-        group_id=batch.group_id,
-        sample_indices=batch.sample_indices,
-        lengths=encode_column(int32_column(batch.lengths), DataType.INT32),
-        token_ids=encode_column(batch.token_ids, DataType.INT32, encoding),
-        version_spans=[
-            trajectory_pb2.VersionSpan(
-                sample=span.sample, start=span.start, end=span.end, weight_version=span.weight_version
-            )
-            for span in batch.version_spans
-        ],
-        finish_reasons=[f"FINISH_REASON_{reason.name}" for reason in batch.finish_reasons],
-        numerics_id=batch.numerics_id,
-        generation_time=fields.duration_to_proto(batch.generation_seconds),
-    )
-    if batch.log_probs is not None:
-        message.log_probs.CopyFrom(encode_column(batch.log_probs, DataType.FLOAT32, encoding))
-    if batch.action_mask is not None:
-        message.action_mask.CopyFrom(encode_column(batch.action_mask, DataType.UINT8, encoding))
-    if batch.routed_experts is not None:
-        message.routed_experts.CopyFrom(_experts_to_proto(batch.routed_experts, encoding))
+    message = trajectory_pb2.TrajectoryBatch()
+    fill_trajectory_batch(message, batch, encoding)
     return message
+
+
+def fill_trajectory_batch(
+    message: trajectory_pb2.TrajectoryBatch, batch: TrajectoryBatch, encoding: ColumnEncoding
+) -> None:
+    """Packs completions into their place in a larger message, which saves a copy of every column."""
+    message.group_id = batch.group_id
+    message.sample_indices.extend(batch.sample_indices)
+    fill_column(message.lengths, int32_column(batch.lengths), DataType.INT32, ColumnEncoding.RAW)
+    fill_column(message.token_ids, batch.token_ids, DataType.INT32, encoding)
+    if batch.log_probs is not None:
+        fill_column(message.log_probs, batch.log_probs, DataType.FLOAT32, encoding)
+    if batch.action_mask is not None:
+        fill_column(message.action_mask, batch.action_mask, DataType.UINT8, encoding)
+    for span in batch.version_spans:
+        message.version_spans.add(
+            sample=span.sample, start=span.start, end=span.end, weight_version=span.weight_version
+        )
+    message.finish_reasons.extend(
+        getattr(trajectory_pb2, f"FINISH_REASON_{reason.name}") for reason in batch.finish_reasons
+    )
+    message.numerics_id = batch.numerics_id
+    message.generation_time.CopyFrom(fields.duration_to_proto(batch.generation_seconds))
+    if (experts := batch.routed_experts) is not None:
+        fill_column(message.routed_experts.expert_ids, experts.expert_ids, DataType.INT32, encoding)
+        message.routed_experts.layers = experts.layers
+        message.routed_experts.top_k = experts.top_k
 
 
 def trajectory_batch_from_proto(
@@ -113,14 +122,6 @@ def trajectory_batch_from_proto(
         numerics_id=message.numerics_id,
         generation_seconds=fields.seconds_of(message, "generation_time"),
         routed_experts=_experts_from_proto(message, tokens),
-    )
-
-
-def _experts_to_proto(experts: RoutedExperts, encoding: ColumnEncoding) -> trajectory_pb2.RoutedExperts:
-    return trajectory_pb2.RoutedExperts(
-        expert_ids=encode_column(experts.expert_ids, DataType.INT32, encoding),
-        layers=experts.layers,
-        top_k=experts.top_k,
     )
 
 

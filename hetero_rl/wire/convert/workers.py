@@ -4,10 +4,10 @@ from hetero_rl.v1 import rollout_service_pb2, worker_pb2
 from hetero_rl.wire.column_codec import ColumnEncoding
 from hetero_rl.wire.convert import fields
 from hetero_rl.wire.convert.trajectories import (
+    fill_trajectory_batch,
     score_batch_from_proto,
     score_batch_to_proto,
     trajectory_batch_from_proto,
-    trajectory_batch_to_proto,
 )
 from hetero_rl.wire.convert.work import lease_from_proto, lease_to_proto
 from hetero_rl.wire.invalid import invalid
@@ -237,7 +237,8 @@ def submission_to_proto(
         final=submission.final,
     )
     if isinstance(submission.results, TrajectoryBatch):
-        message.trajectories.CopyFrom(trajectory_batch_to_proto(submission.results, encoding))
+        message.trajectories.SetInParent()
+        fill_trajectory_batch(message.trajectories, submission.results, encoding)
     else:
         message.scores.CopyFrom(score_batch_to_proto(submission.results, encoding))
     return message

@@ -67,7 +67,7 @@ def test_every_column_decodes_to_what_was_encoded(data, data_type, encoding):
 
 
 def test_a_column_that_is_not_a_whole_number_of_elements_is_not_encoded():
-    with pytest.raises(InvalidMessageError, match="5 bytes"):
+    with pytest.raises(ValueError, match="5 bytes"):
         encode_column(bytes(5), DataType.INT32)
 
 
