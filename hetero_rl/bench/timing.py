@@ -1,0 +1,107 @@
+"""Interleaved measurement: ratios of neighbours in time, never absolute speed.
+
+Two contenders run in turns, A B, B A, A B ..., and each pair gives one ratio. What disturbs the machine for a while then
+disturbs both, and the median forgets the pairs that it hit between the two.
+"""
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from hetero_rl.bench.schema import Figure
+
+__all__ = ["MIN_PAIRS", "Ratio", "compare", "fastest"]
+
+MIN_PAIRS = 5
+
+Clock = Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as fast as the baseline: median, smallest and largest of the pairs."""
+
+    value: float
+    low: float
+    high: float
+
+    def figure(
+        self,
+        name: str,
+        baseline: str,
+        *,
+        target: float | None = None,
+        relation: Literal["<=", ">="] | None = None,
+    ) -> Figure:
+        """The ratio as a figure of a report; `relation` is ">=" unless given."""
+        if target is not None and relation is None:
+            relation = ">="
+        return Figure(
+            name=name,
+            value=self.value,
+            unit="ratio",
+            low=self.low,
+            high=self.high,
+            target=target,
+            relation=relation,
+            baseline=baseline,
+        )
+
+
+def compare(
+    candidate: Callable[[], object],
+    baseline: Callable[[], object],
+    *,
+    pairs: int = 9,
+    clock: Clock = time.perf_counter,
+) -> Ratio:
+    """Seconds of the baseline over seconds of the candidate, from interleaved pairs after one warm-up of each.
+
+    Args:
+        candidate: What is judged; does the whole work once.
+        baseline: What it is compared with; does the same work once.
+        pairs: Number of pairs, at least `MIN_PAIRS`.
+        clock: Seconds; `time.process_time` counts only what this process computed.
+    """
+    if pairs < MIN_PAIRS:
+        raise ValueError(f"pairs is {pairs}, at least {MIN_PAIRS} are needed for a median")
+    candidate()
+    baseline()
+    ratios = []
+    for number in range(pairs):
+        if number % 2:
+            judged = _seconds(candidate, clock)
+            reference = _seconds(baseline, clock)
+        else:
+            reference = _seconds(baseline, clock)
+            judged = _seconds(candidate, clock)
+        ratios.append(reference / judged)
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+
+def fastest(
+    variants: Mapping[str, Callable[[], object]], *, rounds: int = 5, clock: Clock = time.perf_counter
+) -> str:
+    """Name of the variant with the shortest single run; they run in turns."""
+    best = dict.fromkeys(variants, float("inf"))
+    for _ in range(rounds):
+        for name, variant in variants.items():
+            best[name] = min(best[name], _seconds(variant, clock))
+    return min(best, key=lambda name: best[name])
+
+
+def _seconds(work: Callable[[], object], clock: Clock) -> float:
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        start = clock()
+        work()
+        # A clock too coarse for the work would divide by zero; one nanosecond is below any of them.
+        return max(clock() - start, 1e-9)
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,59 @@
+"""`hetero-rl bench`: one command for each benchmark."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hetero_rl.bench.registry import BENCHES, Bench
+from hetero_rl.bench.schema import BenchReport, Figure
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure this machine against baselines that run beside, in the same minute."""
+
+
+def _command(bench: Bench) -> Callable[[Path | None, bool], None]:
+    def command(
+        json: Path | None = typer.Option(None, "--json", metavar="FILE", help="Write the report there too."),
+        quick: bool = typer.Option(False, "--quick", help="Take seconds; the figures prove nothing."),
+    ) -> None:
+        report = bench.run(quick=quick)
+        _show(report)
+        if json is not None:
+            report.write(json)
+
+    command.__doc__ = bench.summary
+    return command
+
+
+for _name, _bench in BENCHES.items():
+    app.command(_name)(_command(_bench))
+
+
+def _show(report: BenchReport) -> None:
+    table = Table("figure", "value", "low", "high", "unit", "target", "", title=f"bench {report.bench}")
+    for figure in report.figures:
+        table.add_row(
+            figure.name,
+            *(f"{number:.2f}" for number in (figure.value, figure.low, figure.high)),
+            figure.unit,
+            *_verdict(figure),
+        )
+    console = Console()
+    console.print(table)
+    for figure in report.figures:
+        console.print(f"{figure.name}: {figure.baseline}", style="dim")
+
+
+def _verdict(figure: Figure) -> tuple[str, str]:
+    if figure.target is None:
+        return "", ""
+    return f"{figure.relation} {figure.target:g}", "met" if figure.met else "missed"
