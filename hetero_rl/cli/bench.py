@@ -34,8 +34,8 @@ def _command(bench: Bench) -> Callable[[Path | None, bool], None]:
     return command
 
 
-for _name, _bench in BENCHES.items():
-    app.command(_name)(_command(_bench))
+for _name, _entry in BENCHES.items():
+    app.command(_name)(_command(_entry))
 
 
 def _show(report: BenchReport) -> None:
