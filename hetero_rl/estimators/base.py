@@ -21,12 +21,11 @@ from hetero_rl.errors import ConfigError
 from hetero_rl.estimators.batch import Coefficients, PreparedBatch, RecordedBatch
 from hetero_rl.estimators.stages.advantages import AdvantageKind, advantages
 from hetero_rl.estimators.stages.aggregation import AggregationKind, sequence_weights
-from hetero_rl.estimators.stages.edge import LogRatio
 from hetero_rl.estimators.stages.groups import Groups
-from hetero_rl.estimators.stages.level import segment_sum
-from hetero_rl.estimators.view import View, Weighed, clamped_sequences, views
+from hetero_rl.estimators.stages.level import segment_sum, to_tokens
+from hetero_rl.estimators.view import View, Weighed, views
 
-TOKENS_PER_VIEW = 1 << 17
+TOKENS_PER_VIEW = 1 << 18
 """Tokens that are weighed at once on a CPU: a few columns of this size fit its cache."""
 
 __all__ = ["Estimator", "EstimatorOptions", "Needs"]
@@ -168,10 +167,7 @@ class Estimator(ABC, Generic[OptionsT]):
         """
         with torch.no_grad():
             detached = _checked(batch.recorded, log_probs)
-            # Any cut gives the same result, so the batch is walked in pieces that stay in the processor's cache.
-            on_cpu = detached.device.type == "cpu"
-            pieces = views(batch, detached, TOKENS_PER_VIEW if on_cpu else detached.shape[0])
-            return self._collect(pieces, detached)
+            return self._collect(batch, detached)
 
     def learning_rate_scale(self, log_importance_ratio: Tensor) -> float:
         """What the learning rate of this step is multiplied with, from log W of all its sequences [S]; 1 for most."""
@@ -187,38 +183,25 @@ class Estimator(ABC, Generic[OptionsT]):
     def weigh(self, view: View) -> Weighed:
         """The method itself: weights and masks of the sequences of `view`, each from its own numbers."""
 
-    def _collect(self, pieces: list[tuple[slice, View]], log_probs: Tensor) -> Coefficients:
-        weights: Tensor | None = None
-        parts = []
-        for tokens, view in pieces:
-            part, clamped = self._weigh_piece(view)
-            if part.shape != view.lengths.shape:  # per token: written straight into the result
-                weights = torch.empty_like(log_probs) if weights is None else weights
-                weights[tokens] = part
-                part = view.sums
-            parts.append(
-                (part, view.lengths, view.sums, view.lengths - view.token_counts.to(torch.int64), clamped)
-            )
-        per_sequence = [torch.cat(columns) for columns in zip(*parts, strict=True)]
-        split = [(v.staleness, v.chip, v.lengths) for _, v in pieces]
-        return Coefficients(
-            weights=per_sequence[0] if weights is None else weights,
-            lengths=per_sequence[1],
-            log_importance_ratio=per_sequence[2],
-            unusable_tokens=per_sequence[3],
-            clamped=per_sequence[4],
-            staleness_log_ratio=_sums([(ratio, lengths) for ratio, _, lengths in split]),
-            chip_log_ratio=_sums([(ratio, lengths) for _, ratio, lengths in split]),
-        )
-
-    def _weigh_piece(self, view: View) -> tuple[Tensor, Tensor]:
-        weighed = self.weigh(view)
-        values, mask = weighed.weight.values, weighed.mask
-        if view.usable is not None:
-            mask = view.usable if mask is None else _same_level(mask, view.usable, view) * view.usable
-        if mask is not None:
-            values = _same_level(values, mask, view) * _same_level(mask, values, view)
-        return values, clamped_sequences(view, weighed)
+    def _collect(self, batch: PreparedBatch, log_probs: Tensor) -> Coefficients:
+        # Any cut gives the same result, so on a CPU the batch is walked in pieces that its cache holds.
+        tokens_per_view = TOKENS_PER_VIEW if log_probs.device.type == "cpu" else log_probs.shape[0]
+        per_token = torch.empty_like(log_probs)
+        found: list[tuple[slice, Tensor, Tensor]] = []
+        reports: list[dict[str, Tensor]] = []
+        for tokens, view in views(batch, log_probs, tokens_per_view, per_token):
+            weighed = self.weigh(view)
+            found.append((tokens, view.lengths, view.coefficients(weighed)))
+            reports.append(view.report(weighed))
+        columns = {name: torch.cat([report[name] for report in reports]) for name in reports[0]}
+        if all(values.shape == lengths.shape for _, lengths, values in found):
+            return Coefficients(weights=torch.cat([values for *_, values in found]), **columns)
+        for tokens, lengths, values in found:
+            if (
+                values.shape == lengths.shape
+            ):  # others had a token without a ratio; this piece stayed per sequence
+                per_token[tokens] = to_tokens(values, lengths, tokens.stop - tokens.start)
+        return Coefficients(weights=per_token, **columns)
 
     def _sequence_weights(self, recorded: RecordedBatch, token_counts: Tensor) -> Tensor:
         weights = sequence_weights(token_counts, self.options.aggregation, recorded.max_new_tokens)
@@ -240,14 +223,3 @@ def _checked(recorded: RecordedBatch, log_probs: Tensor) -> Tensor:
         )
     detached = log_probs.detach()
     return detached if detached.dtype in {torch.float32, torch.float64} else detached.float()
-
-
-def _same_level(numbers: Tensor, other: Tensor, view: View) -> Tensor:
-    """Brings numbers per sequence to tokens where the other column is per token."""
-    return numbers if numbers.shape == other.shape else view.per_token(numbers)
-
-
-def _sums(parts: list[tuple[LogRatio | None, Tensor]]) -> Tensor | None:
-    """Sum of a part of the log-ratio over each sequence; None when pi_old was not recomputed."""
-    found = [segment_sum(ratio.values, lengths) for ratio, lengths in parts if ratio is not None]
-    return torch.cat(found) if found else None

@@ -44,4 +44,4 @@ class Cispo(Estimator[CispoOptions]):
     def weigh(self, view: View) -> Weighed:
         """Token ratio, truncated."""
         o = self.options
-        return Weighed(kernel.truncate(view.part(o.part), o.ratio_low, o.ratio_high))
+        return Weighed(kernel.truncate(view.log_ratio(o.part), o.ratio_low, o.ratio_high, view.out))

@@ -10,6 +10,7 @@ like a random walk. The anchor is mu as recorded, or pi_old.
 
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from typing_extensions import override
 
@@ -50,8 +51,11 @@ class Ctpo(Estimator[CtpoOptions]):
     def weigh(self, view: View) -> Weighed:
         """Prefix ratio, and the clip per square root of the position."""
         o = self.options
-        log_prefix = level.prefix_product(view.part(o.part), view.lengths)
-        root = level.positions(view.lengths, view.tokens, view.log_probs.dtype).sqrt_()
-        bounds = masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high, o.epsilon_dual)
-        keep = masks.window(log_prefix.values / root, *view.token_window(bounds))
-        return Weighed(kernel.identity(log_prefix), keep)
+        log_prefix = level.prefix_product(view.log_ratio(o.part), view.lengths)
+        per_root = level.root_positions(view.lengths, view.log_probs.dtype)
+        torch.div(log_prefix.values, per_root, out=per_root)
+        low, high = masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high, o.epsilon_dual)
+        # With one upper margin for both signs there is nothing to look up for each token.
+        upper = o.epsilon_high if o.epsilon_high == o.epsilon_dual else view.to_tokens(high)
+        keep = masks.window(per_root, view.to_tokens(low), upper)
+        return Weighed(kernel.identity(log_prefix, view.out), keep)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.split import with_clipped_drift
-from hetero_rl.estimators.stages import kernel
+from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.edge import LogRatio, Part
 from hetero_rl.estimators.view import View, Weighed
@@ -56,14 +56,15 @@ class DecoupledPpo(Estimator[DecoupledPpoOptions]):
         """Weight of the sampler, times clipped drift."""
         o = self.options
         chip, drift = self._split(view)
-        corrected = Weighed(kernel.truncate(chip, None, o.behavior_weight_cap))
-        return with_clipped_drift(view, corrected, drift, (o.epsilon_low, o.epsilon_high))
+        corrected = Weighed(kernel.truncate(chip, None, o.behavior_weight_cap, view.out))
+        return with_clipped_drift(view, corrected, drift, masks.log_margins(o.epsilon_low, o.epsilon_high))
 
     def _split(self, view: View) -> tuple[LogRatio, LogRatio]:
         if self.options.proximal == "recomputed":
-            return view.part(Part.CHIP), view.part(Part.STALENESS)
+            return view.log_ratio(Part.CHIP), view.log_ratio(Part.STALENESS)
         if view.token_lags is None:
             raise ValueError('token_lags is None; proximal = "loglinear" reads the lag of each token')
         lag = view.token_lags.to(view.log_probs.dtype)
-        chip = view.total.values * ((lag - 1) / lag.clamp(min=1)).clamp_(min=0)
-        return LogRatio(chip, Part.CHIP), LogRatio(view.total.values - chip, Part.STALENESS)
+        total = view.log_ratio(Part.TOTAL).values
+        chip = total * ((lag - 1) / lag.clamp(min=1)).clamp_(min=0)
+        return LogRatio(chip, Part.CHIP), LogRatio(total - chip, Part.STALENESS)

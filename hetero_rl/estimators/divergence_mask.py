@@ -17,8 +17,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
-from hetero_rl.estimators.stages import kernel, level, masks
-from hetero_rl.estimators.stages.edge import bounded_exp
+from hetero_rl.estimators.stages import level, masks
+from hetero_rl.estimators.stages.edge import Part, Weight, bounded_exp
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["DivergenceMask", "DivergenceMaskOptions"]
@@ -48,16 +48,16 @@ class DivergenceMask(Estimator[DivergenceMaskOptions]):
     def weigh(self, view: View) -> Weighed:
         """Divergence and bound."""
         o = self.options
-        behavior, current = bounded_exp(view.behavior_log_probs), bounded_exp(view.log_probs)
+        log_ratio = view.log_ratio(Part.TOTAL)
+        ratio = bounded_exp(log_ratio)
         if o.divergence == "kl":
-            divergence = masks.binary_kl(behavior, current)
+            divergence = masks.binary_kl(view.behavior_log_probs, log_ratio.values, ratio)
         elif o.divergence == "chi_square":
-            divergence = masks.binary_chi_square(behavior, current)
+            divergence = masks.binary_chi_square(view.behavior_log_probs, ratio)
         else:
-            divergence = behavior.sub_(current).abs_()
-        if view.usable is not None:
-            divergence = torch.where(view.usable > 0, divergence, 0.0)
+            divergence = masks.probability_change(view.behavior_log_probs, ratio).abs_()
         if o.level == "sequence":
+            if view.usable is not None:
+                divergence = torch.where(view.usable > 0, divergence, 0.0)
             divergence = level.segment_sum(divergence, view.lengths) / view.token_counts.clamp(min=1)
-        keep = masks.window(divergence, None, o.delta)
-        return Weighed(kernel.one(keep), keep)
+        return Weighed(Weight(masks.window(divergence, None, o.delta), Part(0)))

@@ -16,7 +16,7 @@ from typing_extensions import override
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
-from hetero_rl.estimators.stages.edge import bounded_exp
+from hetero_rl.estimators.stages.edge import Part, Weight
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["DppoKl", "DppoKlOptions", "DppoOptions", "DppoTv", "DppoTvOptions"]
@@ -57,10 +57,11 @@ class DppoTv(Estimator[DppoTvOptions]):
     def weigh(self, view: View) -> Weighed:
         """Capped ratio and divergence mask."""
         o = self.options
-        moved = bounded_exp(view.log_probs) - bounded_exp(view.behavior_log_probs)
-        bounds = masks.clip_bounds(view.advantages, -o.delta, o.delta)
-        keep = masks.window(moved, *view.token_window(bounds))
-        return Weighed(kernel.truncate(view.total, None, o.clip_ratio_c), keep)
+        ratio = kernel.identity(view.log_ratio(Part.TOTAL), view.out)
+        moved = masks.probability_change(view.behavior_log_probs, ratio.values)
+        scale = masks.clip_scale(view.advantages, -o.delta, o.delta)
+        keep = masks.scaled_clip(moved, view.to_tokens(scale))
+        return Weighed(Weight(ratio.values.clamp_(max=o.clip_ratio_c), ratio.part), keep)
 
 
 class DppoKl(Estimator[DppoKlOptions]):
@@ -77,8 +78,10 @@ class DppoKl(Estimator[DppoKlOptions]):
     def weigh(self, view: View) -> Weighed:
         """Capped ratio and divergence mask."""
         o = self.options
-        divergence = masks.binary_kl(bounded_exp(view.behavior_log_probs), bounded_exp(view.log_probs))
-        signed = divergence.mul_(view.total.values.sign())
-        bounds = masks.clip_bounds(view.advantages, -o.delta, o.delta)
-        keep = masks.window(signed, *view.token_window(bounds))
-        return Weighed(kernel.truncate(view.total, None, o.clip_ratio_c), keep)
+        log_ratio = view.log_ratio(Part.TOTAL)
+        ratio = kernel.identity(log_ratio, view.out)
+        divergence = masks.binary_kl(view.behavior_log_probs, log_ratio.values, ratio.values)
+        signed = divergence.copysign_(log_ratio.values)
+        scale = masks.clip_scale(view.advantages, -o.delta, o.delta)
+        keep = masks.scaled_clip(signed, view.to_tokens(scale))
+        return Weighed(Weight(ratio.values.clamp_(max=o.clip_ratio_c), ratio.part), keep)

@@ -47,8 +47,10 @@ class Gmpo(Estimator[GmpoOptions]):
     def weigh(self, view: View) -> Weighed:
         """Clip of each log-ratio, then their mean."""
         o = self.options
-        log_ratio = view.part(o.part)
-        low, high = view.token_window(masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high))
-        held = LogRatio(log_ratio.values.clamp(low, high), log_ratio.part)
-        log_s = level.geometric_mean(held, view.lengths, view.token_counts)
+        log_ratio = view.log_ratio(o.part)
+        low, high = map(view.to_tokens, masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high))
+        held = log_ratio.values.clamp(low, high)
+        log_s = LogRatio(
+            level.segment_sum(held, view.lengths) / view.token_counts.clamp(min=1), log_ratio.part
+        )
         return Weighed(kernel.identity(log_s), masks.window(log_ratio.values, low, high), log_s)

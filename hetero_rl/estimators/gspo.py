@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.ppo import AnchorOptions
-from hetero_rl.estimators.stages import kernel, level, masks
+from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.aggregation import AggregationKind
 from hetero_rl.estimators.view import View, Weighed
@@ -48,7 +48,7 @@ class Gspo(Estimator[GspoOptions]):
     def weigh(self, view: View) -> Weighed:
         """Geometric mean ratio and clip."""
         o = self.options
-        log_s = level.geometric_mean(view.part(o.part), view.lengths, view.token_counts)
+        log_s = view.geometric_mean(o.part)
         ratio = kernel.identity(log_s)
         bounds = masks.clip_bounds(view.advantages, 1 - o.epsilon_low, 1 + o.epsilon_high)
         return Weighed(ratio, masks.window(ratio.values, *bounds), log_s)

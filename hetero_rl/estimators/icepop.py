@@ -15,7 +15,7 @@ from hetero_rl.estimators.base import EstimatorOptions
 from hetero_rl.estimators.split import SplitOptions, SplitRatio
 from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
-from hetero_rl.estimators.stages.edge import LogRatio
+from hetero_rl.estimators.stages.edge import Part
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["Icepop", "IcepopOptions"]
@@ -41,7 +41,7 @@ class Icepop(SplitRatio[IcepopOptions]):
     reference: ClassVar[str] = "Ring-1T, Every Step Evolves, arXiv:2510.18855"
 
     @override
-    def correct(self, view: View, log_ratio: LogRatio) -> Weighed:
+    def correct(self, view: View, part: Part) -> Weighed:
         """Ratio and window."""
-        weight = kernel.identity(log_ratio)
+        weight = kernel.identity(view.log_ratio(part), view.out)
         return Weighed(weight, masks.window(weight.values, self.options.ratio_low, self.options.ratio_high))

@@ -48,16 +48,15 @@ class Luffy(Estimator[LuffyOptions]):
     def weigh(self, view: View) -> Weighed:
         """Both weights, chosen by sequence."""
         o = self.options
-        shaped = kernel.expert_shape(view.log_probs, o.gamma)
         if o.expert_rows == "all":
-            return Weighed(shaped)
+            return Weighed(kernel.expert_shape(view.log_probs, o.gamma, view.out))
         if view.expert is None:
             raise ValueError('expert is None; mark the expert\'s sequences, or set expert_rows = "all"')
-        ratio = kernel.identity(view.part(o.part))
+        shaped = kernel.expert_shape(view.log_probs, o.gamma)
+        log_ratio = view.log_ratio(o.part)
+        ratio = kernel.identity(log_ratio)
         bounds = masks.clip_bounds(view.advantages, 1 - o.epsilon_low, 1 + o.epsilon_high, o.clip_ratio_c)
-        kept = masks.window(ratio.values, *view.token_window(bounds))
+        kept = masks.window(ratio.values, *map(view.to_tokens, bounds))
         expert = view.to_tokens(view.expert)
-        return Weighed(
-            Weight(torch.where(expert, shaped.values, ratio.values), ratio.part),
-            torch.where(expert, 1.0, kept),
-        )
+        values = torch.where(expert, shaped.values, ratio.values)
+        return Weighed(Weight(values, ratio.part), torch.where(expert, 1.0, kept))

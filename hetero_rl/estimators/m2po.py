@@ -19,6 +19,7 @@ from hetero_rl.estimators.base import Estimator, EstimatorOptions, Needs
 from hetero_rl.estimators.batch import PreparedBatch
 from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
+from hetero_rl.estimators.stages.edge import Part
 from hetero_rl.estimators.stages.groups import Groups
 from hetero_rl.estimators.view import View, Weighed, whole_view
 
@@ -49,7 +50,7 @@ class M2po(Estimator[M2poOptions]):
         if log_probs is None:
             return prepared
         view = whole_view(prepared, log_probs)
-        limit = masks.second_moment_limit(view.total.values, self.options.tau)
+        limit = masks.second_moment_limit(view.log_ratio(Part.TOTAL).values, self.options.tau)
         # Strictly below, in the data type that is compared.
         largest = torch.nextafter(
             torch.tensor(limit, dtype=log_probs.dtype), torch.tensor(0.0, dtype=log_probs.dtype)
@@ -60,5 +61,6 @@ class M2po(Estimator[M2poOptions]):
     @override
     def weigh(self, view: View) -> Weighed:
         """Ratio and limit."""
-        keep = masks.window(view.total.values.square(), None, view.constants[0])
-        return Weighed(kernel.identity(view.total), keep)
+        log_ratio = view.log_ratio(Part.TOTAL)
+        keep = masks.window(log_ratio.values.square(), None, view.constants[0])
+        return Weighed(kernel.identity(log_ratio, view.out), keep)

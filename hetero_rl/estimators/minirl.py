@@ -7,7 +7,6 @@ arXiv:2512.01374, equation 7. The weight is always against the recorded log-prob
 recomputed (anchor = "old"), else mu. Tokens are summed: the paper finds that dividing by the length is worse.
 """
 
-import math
 from typing import ClassVar
 
 from pydantic import Field
@@ -17,6 +16,7 @@ from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.ppo import AnchorOptions
 from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.aggregation import AggregationKind
+from hetero_rl.estimators.stages.edge import Part
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["Minirl", "MinirlOptions"]
@@ -47,6 +47,6 @@ class Minirl(Estimator[MinirlOptions]):
     def weigh(self, view: View) -> Weighed:
         """Capped ratio and clip mask."""
         o = self.options
-        weight = kernel.truncate(view.total, None, o.ratio_cap)
-        bounds = masks.clip_bounds(view.advantages, math.log1p(-o.epsilon_low), math.log1p(o.epsilon_high))
-        return Weighed(weight, masks.window(view.part(o.part).values, *view.token_window(bounds)))
+        scale = masks.clip_scale(view.advantages, *masks.log_margins(o.epsilon_low, o.epsilon_high))
+        keep = masks.scaled_clip(view.log_ratio(o.part).values, view.to_tokens(scale))
+        return Weighed(kernel.truncate(view.log_ratio(Part.TOTAL), None, o.ratio_cap, view.out), keep)

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import EstimatorOptions
 from hetero_rl.estimators.split import SplitOptions, SplitRatio
-from hetero_rl.estimators.stages import kernel, level, masks
+from hetero_rl.estimators.stages import masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
-from hetero_rl.estimators.stages.edge import LogRatio, bounded_exp
+from hetero_rl.estimators.stages.edge import Part, Weight
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["MisPo", "MisPoOptions"]
@@ -46,10 +46,11 @@ class MisPo(SplitRatio[MisPoOptions]):
     reference: ClassVar[str] = "Step 3.5 Flash, arXiv:2602.10604"
 
     @override
-    def correct(self, view: View, log_ratio: LogRatio) -> Weighed:
+    def correct(self, view: View, part: Part) -> Weighed:
         """Two windows."""
         o = self.options
-        log_s = level.geometric_mean(log_ratio, view.lengths, view.token_counts)
-        sequences = masks.window(bounded_exp(log_s.values), o.sequence_low, o.sequence_high)
-        tokens = masks.window(bounded_exp(log_ratio.values), o.token_low, o.token_high)
-        return Weighed(kernel.one(view.log_probs), tokens.mul_(view.to_tokens(sequences)))
+        log_s = view.geometric_mean(part).values
+        log_ratio = view.log_ratio(part).values
+        sequences = masks.window(log_s, masks.safe_log(o.sequence_low), masks.safe_log(o.sequence_high))
+        tokens = masks.window(log_ratio, masks.safe_log(o.token_low), masks.safe_log(o.token_high))
+        return Weighed(Weight(tokens, Part(0)), sequences)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import EstimatorOptions
 from hetero_rl.estimators.ppo import ClipOptions, ClippedTokenRatio
-from hetero_rl.estimators.stages import level, masks
+from hetero_rl.estimators.stages import masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.aggregation import AggregationKind
 from hetero_rl.estimators.view import View, Weighed
@@ -46,7 +46,7 @@ class Opsm(ClippedTokenRatio[OpsmOptions]):
     def weigh(self, view: View) -> Weighed:
         """Clip, and the mask of stale bad sequences."""
         clipped = super().weigh(view)
-        log_s = level.geometric_mean(view.part(self.options.part), view.lengths, view.token_counts)
+        log_s = view.geometric_mean(self.options.part)
         lowest = torch.full_like(log_s.values, -torch.inf).masked_fill_(
             view.advantages < 0, -self.options.delta
         )

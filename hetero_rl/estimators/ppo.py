@@ -9,6 +9,7 @@ one update per batch and the anchor "old" evaluated at the same weights, r is 1 
 here: advantages come from the prompt's group.
 """
 
+import math
 from typing import ClassVar, Literal, TypeVar
 
 from pydantic import Field
@@ -64,9 +65,13 @@ class ClippedTokenRatio(Estimator[ClipOptionsT]):
     def weigh(self, view: View) -> Weighed:
         """Token ratio and clip."""
         o = self.options
-        ratio = kernel.identity(view.part(o.part))
-        bounds = masks.clip_bounds(view.advantages, 1 - o.epsilon_low, 1 + o.epsilon_high, o.clip_ratio_c)
-        return Weighed(ratio, masks.window(ratio.values, *view.token_window(bounds)))
+        log_ratio = view.log_ratio(o.part)
+        scale = masks.clip_scale(view.advantages, *masks.log_margins(o.epsilon_low, o.epsilon_high))
+        keep = masks.scaled_clip(log_ratio.values, view.to_tokens(scale))
+        if o.clip_ratio_c is not None:
+            bounds = masks.clip_bounds(view.advantages, None, None, math.log(o.clip_ratio_c))
+            keep.mul_(masks.window(log_ratio.values, None, view.to_tokens(bounds[1])))
+        return Weighed(kernel.identity(log_ratio, view.out), keep)
 
 
 class PpoOptions(ClipOptions):

@@ -48,7 +48,7 @@ class Psis(Estimator[PsisOptions]):
         if log_probs is None:
             return prepared
         view = whole_view(prepared, log_probs)
-        smoothed = pareto_smooth(torch.where(view.token_counts > 0, view.sums, -torch.inf))
+        smoothed = pareto_smooth(torch.where(view.token_counts > 0, view.product().values, -torch.inf))
         log_w = smoothed.log_weights
         if self.options.normalise == "batch":
             log_w = torch.sub(log_w, normalise.batch_mean_log(log_w))

@@ -41,5 +41,5 @@ class QPath(Estimator[QPathOptions]):
     @override
     def weigh(self, view: View) -> Weighed:
         """Sequence product and q-path."""
-        weight = kernel.q_path(view.sequence_product, self.options.beta, self.options.q)
-        return Weighed(weight, log_weight=view.sequence_product)
+        weight = kernel.q_path(view.product(), self.options.beta, self.options.q)
+        return Weighed(weight, log_weight=view.product())

@@ -50,5 +50,6 @@ class Sapo(Estimator[SapoOptions]):
     def weigh(self, view: View) -> Weighed:
         """Soft gate on each token's ratio."""
         o = self.options
-        tau = torch.where(view.advantages > 0, o.tau_positive, o.tau_negative).to(view.log_probs.dtype)
-        return Weighed(kernel.soft_gate(view.part(o.part), view.to_tokens(tau)))
+        half_tau = torch.where(view.advantages > 0, o.tau_positive / 2, o.tau_negative / 2)
+        half_tau = view.to_tokens(half_tau.to(view.log_probs.dtype))
+        return Weighed(kernel.soft_gate(view.log_ratio(o.part), half_tau, view.out))

@@ -37,4 +37,4 @@ class SeqIs(Estimator[SeqIsOptions]):
     @override
     def weigh(self, view: View) -> Weighed:
         """Sequence product."""
-        return Weighed(kernel.identity(view.sequence_product), log_weight=view.sequence_product)
+        return Weighed(kernel.identity(view.product()), log_weight=view.product())

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import EstimatorOptions
 from hetero_rl.estimators.split import SplitOptions, SplitRatio
-from hetero_rl.estimators.stages import kernel, level, masks
+from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
-from hetero_rl.estimators.stages.edge import LogRatio, bounded_exp
+from hetero_rl.estimators.stages.edge import Part, bounded_exp
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["SeqMaskTis", "SeqMaskTisOptions"]
@@ -42,10 +42,8 @@ class SeqMaskTis(SplitRatio[SeqMaskTisOptions]):
     reference: ClassVar[str] = "seq-mask-tis of NeMo RL, NVIDIA, 2026"
 
     @override
-    def correct(self, view: View, log_ratio: LogRatio) -> Weighed:
+    def correct(self, view: View, part: Part) -> Weighed:
         """Token ratios and sequence window."""
-        log_s = level.geometric_mean(log_ratio, view.lengths, view.token_counts)
-        keep = masks.window(
-            bounded_exp(log_s.values), self.options.geometric_low, self.options.geometric_high
-        )
-        return Weighed(kernel.identity(log_ratio), keep)
+        log_s = view.geometric_mean(part)
+        keep = masks.window(bounded_exp(log_s), self.options.geometric_low, self.options.geometric_high)
+        return Weighed(kernel.identity(view.log_ratio(part), view.out), keep)

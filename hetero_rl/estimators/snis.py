@@ -46,7 +46,7 @@ class Snis(Estimator[SnisOptions]):
         if log_probs is None:
             return prepared
         view = whole_view(prepared, log_probs)
-        log_w = torch.where(view.token_counts > 0, view.sums, -torch.inf)
+        log_w = torch.where(view.token_counts > 0, view.product().values, -torch.inf)
         return dataclasses.replace(prepared, sequence_constants=normalise.group_self_log(log_w, groups))
 
     @override

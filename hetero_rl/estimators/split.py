@@ -52,18 +52,19 @@ class SplitRatio(Estimator[SplitOptionsT]):
     def weigh(self, view: View) -> Weighed:
         """The method's weight, times the clipped drift where the ratio is split."""
         o = self.options
-        corrected = self.correct(view, view.part(o.part))
+        corrected = self.correct(view, o.part)
         if not o.splits_ratio:
             return corrected
-        return with_clipped_drift(view, corrected, view.part(Part.STALENESS), (o.epsilon_low, o.epsilon_high))
+        drift = view.log_ratio(Part.STALENESS)
+        return with_clipped_drift(view, corrected, drift, masks.log_margins(o.epsilon_low, o.epsilon_high))
 
     @abstractmethod
-    def correct(self, view: View, log_ratio: LogRatio) -> Weighed:
-        """The method's own weight and mask, from the log-ratio that it corrects [n]."""
+    def correct(self, view: View, part: Part) -> Weighed:
+        """The method's own weight and mask, which account for `part`."""
 
 
 def with_clipped_drift(
-    view: View, corrected: Weighed, drift: LogRatio, epsilon: tuple[float, float]
+    view: View, corrected: Weighed, drift: LogRatio, margins: tuple[float, float]
 ) -> Weighed:
     """Multiplies a correction of the sampler with PPO's clipped ratio of the drift.
 
@@ -71,11 +72,9 @@ def with_clipped_drift(
         view: The sequences.
         corrected: Weight and mask that account for the sampler alone.
         drift: log pi/pi_old of each token [n].
-        epsilon: Lower and upper clip margin.
+        margins: Lower and upper clip on that.
     """
-    ratio = kernel.identity(drift)
-    bounds = masks.clip_bounds(view.advantages, 1 - epsilon[0], 1 + epsilon[1])
-    clip = masks.window(ratio.values, *view.token_window(bounds))
+    clip = masks.scaled_clip(drift.values, view.to_tokens(masks.clip_scale(view.advantages, *margins)))
     weight = Weight(view.per_token(corrected.weight.values), corrected.weight.part)
     mask = None if corrected.mask is None else view.per_token(corrected.mask)
-    return Weighed(multiply(weight, ratio), masks.both(mask, clip))
+    return Weighed(multiply(weight, kernel.identity(drift)), masks.both(mask, clip))

@@ -19,9 +19,9 @@ from typing_extensions import override
 from hetero_rl.estimators.base import EstimatorOptions, Needs
 from hetero_rl.estimators.batch import PreparedBatch
 from hetero_rl.estimators.split import SplitOptions, SplitRatio
-from hetero_rl.estimators.stages import kernel, level
+from hetero_rl.estimators.stages import kernel
 from hetero_rl.estimators.stages.advantages import AdvantageKind
-from hetero_rl.estimators.stages.edge import LogRatio, Weight
+from hetero_rl.estimators.stages.edge import Part, Weight
 from hetero_rl.estimators.stages.groups import Groups
 from hetero_rl.estimators.view import View, Weighed, whole_view
 
@@ -63,15 +63,15 @@ class Tis(SplitRatio[TisOptions]):
         if self.options.normalise == "none" or log_probs is None:
             return prepared
         view = whole_view(prepared, log_probs)
-        values = self._truncated(view, view.part(self.options.part)).values
+        values = self._truncated(view, self.options.part).values
         mean = values.mean(dtype=torch.float64)
         constants = mean.to(log_probs.dtype).expand(view.lengths.shape[0])
         return dataclasses.replace(prepared, sequence_constants=constants)
 
     @override
-    def correct(self, view: View, log_ratio: LogRatio) -> Weighed:
+    def correct(self, view: View, part: Part) -> Weighed:
         """Ratio at the chosen level, truncated."""
-        weight = self._truncated(view, log_ratio)
+        weight = self._truncated(view, part)
         if self.options.normalise == "none":
             return Weighed(weight)
         mean = view.constants
@@ -79,10 +79,8 @@ class Tis(SplitRatio[TisOptions]):
             Weight(weight.values / (mean if weight.values.shape == mean.shape else mean[0]), weight.part)
         )
 
-    def _truncated(self, view: View, log_ratio: LogRatio) -> Weight:
-        o = self.options
-        if o.level == "sequence":
-            log_ratio = level.sequence_product(log_ratio, view.lengths)
-        elif o.level == "geometric":
-            log_ratio = level.geometric_mean(log_ratio, view.lengths, view.token_counts)
-        return kernel.truncate(log_ratio, None, o.threshold)
+    def _truncated(self, view: View, part: Part) -> Weight:
+        if self.options.level == "token":
+            return kernel.truncate(view.log_ratio(part), None, self.options.threshold, view.out)
+        log_weight = view.product(part) if self.options.level == "sequence" else view.geometric_mean(part)
+        return kernel.truncate(log_weight, None, self.options.threshold)

@@ -45,6 +45,6 @@ class Topr(Estimator[ToprOptions]):
     def weigh(self, view: View) -> Weighed:
         """Sequence product, truncated, for bad sequences only."""
         o = self.options
-        tapered = kernel.truncate(view.sequence_product, o.negative_ratio_low, o.negative_ratio_high)
+        tapered = kernel.truncate(view.product(), o.negative_ratio_low, o.negative_ratio_high)
         values = torch.where(view.advantages < 0, tapered.values, 1.0)
-        return Weighed(Weight(values, tapered.part), log_weight=view.sequence_product)
+        return Weighed(Weight(values, tapered.part), log_weight=view.product())

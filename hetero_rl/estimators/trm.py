@@ -15,6 +15,7 @@ from typing_extensions import override
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.stages import kernel, level, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
+from hetero_rl.estimators.stages.edge import Part
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["Trm", "TrmOptions"]
@@ -44,10 +45,11 @@ class Trm(Estimator[TrmOptions]):
     def weigh(self, view: View) -> Weighed:
         """Ratios, and the largest divergence of each sequence."""
         o = self.options
-        weight = kernel.identity(view.total)
+        log_ratio = view.log_ratio(Part.TOTAL)
+        weight = kernel.identity(log_ratio, view.out)
         if o.metric == "k3":
-            divergence = (weight.values - 1).sub_(view.total.values)
+            divergence = (weight.values - 1).sub_(log_ratio.values)
         else:
-            divergence = view.total.values.square().mul_(0.5)
+            divergence = log_ratio.values.square().mul_(0.5)
         worst = level.segment_max(divergence, view.lengths)
         return Weighed(weight, masks.window(worst, None, o.delta))

@@ -43,8 +43,8 @@ class Vcpo(Estimator[VcpoOptions]):
     @override
     def weigh(self, view: View) -> Weighed:
         """Sequence product, truncated."""
-        weight = kernel.truncate(view.sequence_product, None, self.options.threshold)
-        return Weighed(weight, log_weight=view.sequence_product)
+        weight = kernel.truncate(view.product(), None, self.options.threshold)
+        return Weighed(weight, log_weight=view.product())
 
     @override
     def learning_rate_scale(self, log_importance_ratio: Tensor) -> float:

@@ -55,7 +55,7 @@ class Vespo(Estimator[VespoOptions]):
     def weigh(self, view: View) -> Weighed:
         """Sequence product and gamma kernel."""
         o = self.options
-        log_w = view.sequence_product
+        log_w = view.product()
         if o.length_normalise != "none":
             power = 1.0 if o.length_normalise == "length" else 0.5
             log_w = LogRatio(log_w.values / view.token_counts.clamp(min=1) ** power, log_w.part)

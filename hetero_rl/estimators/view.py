@@ -1,6 +1,10 @@
-"""What a preset's `weigh` reads: the columns of some whole sequences, with the log-ratios at hand."""
+"""What a preset's `weigh` reads: the columns of some whole sequences, with the log-ratios at hand.
+
+Columns per token are made when they are asked for, so that a method pays for what it reads. log W is always there.
+"""
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -9,7 +13,7 @@ from hetero_rl.estimators.batch import PreparedBatch
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight
 from hetero_rl.estimators.stages.level import segment_max, segment_sum, to_tokens
 
-__all__ = ["View", "Weighed", "clamped_sequences", "views", "whole_view"]
+__all__ = ["View", "Weighed", "views", "whole_view"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,39 +24,54 @@ class Weighed:
     mask: Tensor | None = None
     """1 keeps, 0 drops, per token [n] or per sequence [s]; None keeps all."""
     log_weight: LogRatio | None = None
-    """Log-ratio per sequence [s] that was held within bounds before `exp`; None says that it was each token's."""
+    """Log-ratio per sequence [s] that was held within bounds before `exp`; None says that tokens' were."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """n tokens of s sequences: numbers only, nothing couples them."""
+    """n tokens of s sequences: numbers only, nothing couples them.
 
-    log_probs: Tensor
-    """log pi [n]; 0 where the token is not usable."""
-    behavior_log_probs: Tensor
-    """log mu [n]."""
-    lengths: Tensor
-    """Tokens of each sequence [s]."""
-    advantages: Tensor
-    """Advantage of each sequence [s]."""
-    total: LogRatio
-    """log pi/mu [n]; 0 where the token is not usable."""
-    staleness: LogRatio | None
-    """log pi/pi_old [n]; None when pi_old was not recomputed."""
-    chip: LogRatio | None
-    """log pi_old/mu [n]; None when pi_old was not recomputed."""
-    sums: Tensor
-    """log W: sum of `total` over each sequence [s]."""
-    usable: Tensor | None
-    """1 for tokens whose log-ratios are finite [n]; None when all are."""
-    token_lags: Tensor | None
-    sequence_constants: Tensor | None
-    expert: Tensor | None
+    Args:
+        batch: The prepared batch.
+        log_probs: log pi of each of its tokens [N].
+        tokens: Positions of the view's tokens.
+        sequences: Positions of the view's sequences.
+        out: Where a weight per token may be written [n]; None makes a column of its own.
+    """
 
-    @property
-    def tokens(self) -> int:
+    def __init__(
+        self,
+        batch: PreparedBatch,
+        log_probs: Tensor,
+        tokens: slice,
+        sequences: slice,
+        out: Tensor | None = None,
+    ) -> None:
+        recorded = batch.recorded
+        self._tokens = tokens
+        self._sequences = sequences
+        self._batch = batch
+        self.lengths = recorded.lengths[sequences]
+        """Tokens of each sequence [s]."""
+        self.advantages = batch.advantages[sequences]
+        """Advantage of each sequence [s]."""
+        self.log_probs = log_probs[tokens]
+        """log pi [n]; 0 where the token is not usable."""
+        self.behavior_log_probs = recorded.behavior_log_probs[tokens]
+        """log mu [n]."""
+        self.usable: Tensor | None = None
+        """1 for tokens whose log-ratios are finite [n]; None when all are."""
+        self.tokens = self.log_probs.shape[0]
         """Number of tokens n."""
-        return self.log_probs.shape[0]
+        self.out = torch.empty_like(self.log_probs) if out is None else out
+        """Where a weight per token may be written [n]."""
+        self._columns = self._log_ratios()
+        self._sums = {part: segment_sum(column, self.lengths) for part, column in self._columns.items()}
+        if not all(bool(sums.isfinite().all()) for sums in self._sums.values()):
+            self._take_out_unusable()
+        if Part.TOTAL not in self._sums:
+            self._sums[Part.TOTAL] = self._sums[Part.STALENESS] + self._sums[Part.CHIP]
+        self._bounded: dict[Part, LogRatio] = {}
+        self._clamped: Tensor | None = None
 
     @property
     def token_counts(self) -> Tensor:
@@ -67,28 +86,43 @@ class View:
     @property
     def constants(self) -> Tensor:
         """What `couple` took from the whole batch for each sequence [s]."""
-        if self.sequence_constants is None:
+        constants = self._batch.sequence_constants
+        if constants is None:
             raise ValueError("sequence_constants is None; the batch was prepared by another estimator")
-        return self.sequence_constants
+        return constants[self._sequences]
 
     @property
-    def sequence_product(self) -> LogRatio:
-        """Log W [s]."""
-        return LogRatio(self.sums, Part.TOTAL)
+    def expert(self) -> Tensor | None:
+        """Whether a sequence is an expert's [s]."""
+        expert = self._batch.recorded.expert
+        return None if expert is None else expert[self._sequences]
 
-    def part(self, part: Part) -> LogRatio:
-        """Log-ratio of each token that accounts for `part` [n].
+    @property
+    def token_lags(self) -> Tensor | None:
+        """Lag of each token in optimizer steps [n]."""
+        lags = self._batch.recorded.token_lags
+        return None if lags is None else lags[self._tokens]
 
-        Raises:
-            ValueError: A part alone was asked for, and pi_old was not recomputed.
-        """
-        found = {Part.TOTAL: self.total, Part.STALENESS: self.staleness, Part.CHIP: self.chip}[part]
-        if found is None:
-            raise ValueError(
-                "old_log_probs is None; this estimator splits the ratio at pi_old. Set "
-                'estimator.recompute_old_log_probs = "always", or its options so that it uses pi/mu'
-            )
-        return found
+    def log_ratio(self, part: Part) -> LogRatio:
+        """Log-ratio of each token that accounts for `part`, held within bounds [n]; 0 where it is not finite."""
+        if part not in self._bounded:
+            self._require(part)
+            if part not in self._columns:
+                total = self.log_probs - self.behavior_log_probs
+                self._columns[part] = (
+                    total if self.usable is None else torch.where(self.usable > 0, total, 0.0)
+                )
+            self._bounded[part] = LogRatio(self._hold(self._columns[part]), part, bounded=True)
+        return self._bounded[part]
+
+    def product(self, part: Part = Part.TOTAL) -> LogRatio:
+        """Log of the product of each sequence's token ratios [s]; log W for the total."""
+        self._require(part)
+        return LogRatio(self._sums[part], part)
+
+    def geometric_mean(self, part: Part = Part.TOTAL) -> LogRatio:
+        """Log of the geometric mean of each sequence's token ratios [s]."""
+        return LogRatio(self.product(part).values / self.token_counts.clamp(min=1), part)
 
     def to_tokens(self, per_sequence: Tensor) -> Tensor:
         """Repeats one number per sequence [s] for each of its tokens [n]."""
@@ -98,68 +132,88 @@ class View:
         """Numbers per token [n], whether given per token or per sequence [s]."""
         return numbers if numbers.shape[0] == self.tokens else self.to_tokens(numbers)
 
-    def token_window(self, bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Brings a lower and an upper bound per sequence [s] to tokens [n]."""
-        return self.to_tokens(bounds[0]), self.to_tokens(bounds[1])
+    def coefficients(self, weighed: Weighed) -> Tensor:
+        """A method's decision as one column: per sequence [s], or per token in `out` [n]."""
+        values, mask = weighed.weight.values, weighed.mask
+        if self.usable is not None:
+            mask = self.usable if mask is None else self.per_token(mask) * self.usable
+        if mask is not None and mask.shape == values.shape == self.lengths.shape:
+            return values * mask
+        if mask is not None:
+            return torch.mul(self.per_token(values), self.per_token(mask), out=self.out)
+        if values.shape == self.lengths.shape or values is self.out:
+            return values
+        return self.out.copy_(values)
+
+    def report(self, weighed: Weighed) -> dict[str, Tensor]:
+        """What is reported of each sequence whatever the method, by the names in `Coefficients`."""
+        clamped = self._clamped
+        if weighed.log_weight is not None:
+            clamped = weighed.log_weight.values.abs() > LOG_RATIO_BOUND
+        reported = {
+            "lengths": self.lengths,
+            "log_importance_ratio": self._sums[Part.TOTAL],
+            "unusable_tokens": self.lengths - self.token_counts.to(torch.int64),
+            "clamped": torch.zeros_like(self.lengths, dtype=torch.bool) if clamped is None else clamped,
+        }
+        if Part.CHIP in self._sums:
+            reported["staleness_log_ratio"] = self._sums[Part.STALENESS]
+            reported["chip_log_ratio"] = self._sums[Part.CHIP]
+        return reported
+
+    def _require(self, part: Part) -> None:
+        if part is not Part.TOTAL and part not in self._sums:
+            raise ValueError(
+                "old_log_probs is None; this estimator splits the ratio at pi_old. Set "
+                'estimator.recompute_old_log_probs = "always", or its options so that it uses pi/mu'
+            )
+
+    def _log_ratios(self) -> dict[Part, Tensor]:
+        recorded = self._batch.recorded
+        if recorded.old_log_probs is None:
+            return {Part.TOTAL: self.log_probs - self.behavior_log_probs}
+        old = recorded.old_log_probs[self._tokens]
+        return {Part.STALENESS: self.log_probs - old, Part.CHIP: old - self.behavior_log_probs}
+
+    def _take_out_unusable(self) -> None:
+        usable = torch.stack([column.isfinite() for column in self._columns.values()]).all(0)
+        self.usable = usable.to(self.log_probs.dtype)
+        self.log_probs = torch.where(usable, self.log_probs, 0.0)
+        for part, column in self._columns.items():
+            self._columns[part] = torch.where(usable, column, 0.0)
+            self._sums[part] = segment_sum(self._columns[part], self.lengths)
+
+    def _hold(self, column: Tensor) -> Tensor:
+        low, high = column.aminmax()
+        if float(low) >= -LOG_RATIO_BOUND and float(high) <= LOG_RATIO_BOUND:
+            return column
+        beyond = segment_max(column.abs(), self.lengths) > LOG_RATIO_BOUND
+        self._clamped = beyond if self._clamped is None else self._clamped | beyond
+        return column.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def whole_view(batch: PreparedBatch, log_probs: Tensor) -> View:
     """All sequences of a batch with the current log-probabilities [n]."""
-    return _view(batch, log_probs, slice(None), slice(None))
+    return View(batch, log_probs, slice(None), slice(None))
 
 
-def views(batch: PreparedBatch, log_probs: Tensor, tokens_per_view: int) -> "list[tuple[slice, View]]":
-    """Consecutive whole sequences of a batch, about `tokens_per_view` tokens each, with their token positions."""
-    lengths = batch.recorded.lengths
+def views(
+    batch: PreparedBatch, log_probs: Tensor, tokens_per_view: int, out: Tensor
+) -> Iterator[tuple[slice, View]]:
+    """Consecutive whole sequences of a batch, about `tokens_per_view` tokens each, with their token positions.
+
+    Args:
+        batch: The prepared batch.
+        log_probs: log pi of each of its tokens [n].
+        tokens_per_view: Tokens of one view, at least.
+        out: Where weights per token may be written [n].
+    """
     total = log_probs.shape[0]
-    if total <= tokens_per_view:
-        return [(slice(0, total), whole_view(batch, log_probs))]
-    ends = lengths.cumsum(0)
+    ends = batch.recorded.lengths.cumsum(0)
     pieces = torch.arange(1, total // tokens_per_view + 1) * tokens_per_view
-    cuts = sorted({*torch.searchsorted(ends, pieces, right=True).tolist(), 0, lengths.shape[0]})
-    token_cuts = [0, *(ends[torch.tensor(cuts[1:]) - 1].tolist())]
-    found = []
-    for index in range(len(cuts) - 1):
-        tokens = slice(token_cuts[index], token_cuts[index + 1])
-        found.append((tokens, _view(batch, log_probs, tokens, slice(cuts[index], cuts[index + 1]))))
-    return found
-
-
-def clamped_sequences(view: View, weighed: Weighed) -> Tensor:
-    """Whether a log-ratio of the sequence was held within bounds before `exp` [s], bool."""
-    if weighed.log_weight is not None:
-        return weighed.log_weight.values.abs() > LOG_RATIO_BOUND
-    low, high = view.total.values.aminmax()
-    if float(low) >= -LOG_RATIO_BOUND and float(high) <= LOG_RATIO_BOUND:
-        return torch.zeros_like(view.lengths, dtype=torch.bool)
-    return segment_max(view.total.values.abs(), view.lengths) > LOG_RATIO_BOUND
-
-
-def _view(batch: PreparedBatch, log_probs: Tensor, tokens: slice, sequences: slice) -> View:
-    recorded = batch.recorded
-    lengths = recorded.lengths[sequences]
-    pi, mu = log_probs[tokens], recorded.behavior_log_probs[tokens]
-    old = None if recorded.old_log_probs is None else recorded.old_log_probs[tokens]
-    ratios = [pi - mu] if old is None else [pi - mu, pi - old, old - mu]
-    sums = [segment_sum(ratio, lengths) for ratio in ratios]
-    usable = None
-    if not all(bool(total.isfinite().all()) for total in sums):
-        usable = torch.stack([ratio.isfinite() for ratio in ratios]).all(0)
-        ratios = [torch.where(usable, ratio, 0.0) for ratio in ratios]
-        pi = torch.where(usable, pi, 0.0)
-        sums = [segment_sum(ratios[0], lengths)]
-    constants = batch.sequence_constants
-    return View(
-        log_probs=pi,
-        behavior_log_probs=mu,
-        lengths=lengths,
-        advantages=batch.advantages[sequences],
-        total=LogRatio(ratios[0], Part.TOTAL),
-        staleness=None if old is None else LogRatio(ratios[1], Part.STALENESS),
-        chip=None if old is None else LogRatio(ratios[2], Part.CHIP),
-        sums=sums[0],
-        usable=None if usable is None else usable.to(pi.dtype),
-        token_lags=None if recorded.token_lags is None else recorded.token_lags[tokens],
-        sequence_constants=None if constants is None else constants[sequences],
-        expert=None if recorded.expert is None else recorded.expert[sequences],
-    )
+    cuts = sorted({*torch.searchsorted(ends.cpu(), pieces, right=True).tolist(), ends.shape[0]} - {0})
+    sequence, token = 0, 0
+    for cut in cuts:
+        tokens = slice(token, int(ends[cut - 1]))
+        yield tokens, View(batch, log_probs, tokens, slice(sequence, cut), out[tokens])
+        sequence, token = cut, tokens.stop

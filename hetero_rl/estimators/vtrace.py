@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.stages import kernel, level
-from hetero_rl.estimators.stages.edge import LogRatio
+from hetero_rl.estimators.stages.edge import LogRatio, Part
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["Vtrace", "VtraceOptions"]
@@ -41,8 +41,9 @@ class Vtrace(Estimator[VtraceOptions]):
     def weigh(self, view: View) -> Weighed:
         """Prefix product of truncated ratios."""
         o = self.options
-        traces = LogRatio(view.total.values.clamp(max=math.log(o.c_bar)), view.total.part)
+        total = view.log_ratio(Part.TOTAL)
+        traces = LogRatio(total.values.clamp(max=math.log(o.c_bar)), total.part)
         log_weight = level.prefix_product(traces, view.lengths)
         if o.rho_bar != o.c_bar:
-            log_weight.values.add_(view.total.values.clamp(max=math.log(o.rho_bar)) - traces.values)
-        return Weighed(kernel.identity(log_weight))
+            log_weight.values.add_(total.values.clamp(max=math.log(o.rho_bar)) - traces.values)
+        return Weighed(kernel.identity(log_weight, view.out))

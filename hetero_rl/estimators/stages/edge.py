@@ -10,6 +10,7 @@ two weights together and refuses a part that both hold, so that no part can be c
 import dataclasses
 import enum
 
+import torch
 from torch import Tensor
 
 __all__ = ["LOG_RATIO_BOUND", "LogRatio", "Part", "Weight", "bounded_exp", "multiply"]
@@ -35,6 +36,8 @@ class LogRatio:
 
     values: Tensor
     part: Part
+    bounded: bool = False
+    """Whether every value is known to lie within +-`LOG_RATIO_BOUND`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,13 +48,15 @@ class Weight:
     part: Part
 
 
-def bounded_exp(log_values: Tensor) -> Tensor:
-    """The exponential of log-ratios held within +-`LOG_RATIO_BOUND`."""
-    return log_values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp_()
+def bounded_exp(log_ratio: LogRatio, out: Tensor | None = None) -> Tensor:
+    """The ratio, its log held within +-`LOG_RATIO_BOUND`; written to `out` where one is given."""
+    if log_ratio.bounded:
+        return torch.exp(log_ratio.values, out=out)
+    return torch.clamp(log_ratio.values, -LOG_RATIO_BOUND, LOG_RATIO_BOUND, out=out).exp_()
 
 
 def multiply(first: Weight, second: Weight) -> Weight:
-    """Product of two weights that account for different things.
+    """Product of two weights that account for different things, of one shape; the first is overwritten.
 
     Raises:
         ValueError: Both account for the same part of log(pi/mu), which would count it twice.
@@ -59,4 +64,4 @@ def multiply(first: Weight, second: Weight) -> Weight:
     if first.part & second.part:
         shared = first.part & second.part
         raise ValueError(f"both weights account for {shared.name}: multiplying them would count it twice")
-    return Weight(first.values * second.values, first.part | second.part)
+    return Weight(first.values.mul_(second.values), first.part | second.part)

@@ -6,7 +6,6 @@ from torch import Tensor
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight, bounded_exp
 
 __all__ = [
-    "expectation",
     "expert_shape",
     "gamma",
     "identity",
@@ -22,14 +21,14 @@ def one(like: Tensor) -> Weight:
     return Weight(torch.ones_like(like), Part(0))
 
 
-def identity(log_ratio: LogRatio) -> Weight:
+def identity(log_ratio: LogRatio, out: Tensor | None = None) -> Weight:
     """The ratio itself."""
-    return Weight(bounded_exp(log_ratio.values), log_ratio.part)
+    return Weight(bounded_exp(log_ratio, out), log_ratio.part)
 
 
-def truncate(log_ratio: LogRatio, low: float | None, high: float | None) -> Weight:
+def truncate(log_ratio: LogRatio, low: float | None, high: float | None, out: Tensor | None = None) -> Weight:
     """The ratio held between low and high; every token keeps a gradient."""
-    ratio = bounded_exp(log_ratio.values)
+    ratio = bounded_exp(log_ratio, out)
     return Weight(ratio if low is None and high is None else ratio.clamp_(low, high), log_ratio.part)
 
 
@@ -45,28 +44,25 @@ def gamma(log_ratio: LogRatio, c1: Tensor, c2: Tensor) -> Weight:
     return Weight(torch.exp(c2 + c1 * log_w - c2 * log_w.exp()), log_ratio.part)
 
 
-def expectation(log_probability: Tensor, log_expectation: Tensor) -> Weight:
-    """The weight p / E[q] from logs [s] (GEPO, arXiv:2508.17850, eq. 3); E[q] is made of recorded data only."""
-    return Weight(bounded_exp(log_probability - log_expectation), Part.TOTAL)
-
-
-def soft_gate(log_ratio: LogRatio, tau: Tensor) -> Weight:
+def soft_gate(log_ratio: LogRatio, half_tau: Tensor, out: Tensor | None = None) -> Weight:
     """4 p (1 - p) r with p = sigmoid(tau (r - 1)): the gradient of SAPO's gate (arXiv:2511.20347).
 
     Args:
         log_ratio: Per token [n].
-        tau: Temperature per token [n].
+        half_tau: Half the temperature of each token [n]; used up.
+        out: Where the weight is written [n].
     """
-    ratio = bounded_exp(log_ratio.values)
-    gate = torch.sigmoid((ratio - 1).mul_(tau))
-    # p - p^2 in place of p (1 - p): one column less.
-    return Weight((gate - gate.square()).mul_(ratio).mul_(4.0), log_ratio.part)
+    ratio = bounded_exp(log_ratio, out)
+    # 4 p (1 - p) = 1 - tanh(tau (r - 1) / 2)^2, and half_tau (r - 1) = half_tau r - half_tau.
+    squared = torch.addcmul(-half_tau, half_tau, ratio, out=half_tau).tanh_().square_()
+    return Weight(ratio.addcmul_(ratio, squared, value=-1), log_ratio.part)
 
 
-def expert_shape(log_probs: Tensor, gamma: float) -> Weight:
+def expert_shape(log_probs: Tensor, gamma: float, out: Tensor | None = None) -> Weight:
     """Gamma p / (p + gamma)^2: the gradient of p / (p + gamma) (LUFFY, arXiv:2504.14945), from log pi [n]."""
-    probability = bounded_exp(log_probs)
-    return Weight(gamma * probability / (probability + gamma).square_(), Part.TOTAL)
+    probability = log_probs.clamp(max=0).exp_()
+    square = torch.add(probability, gamma, out=out).square_()
+    return Weight(torch.div(probability.mul_(gamma), square, out=out), Part.TOTAL)
 
 
 def q_path(log_ratio: LogRatio, beta: float, q: float) -> Weight:
@@ -86,4 +82,4 @@ def q_path(log_ratio: LogRatio, beta: float, q: float) -> Weight:
     else:
         beta_column = torch.full_like(log_w, beta)
         log_phi = torch.logaddexp((1 - beta_column).log(), beta_column.log() + order * log_w) / order
-    return Weight(bounded_exp(log_phi), log_ratio.part)
+    return Weight(bounded_exp(LogRatio(log_phi, log_ratio.part)), log_ratio.part)

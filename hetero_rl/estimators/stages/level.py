@@ -9,16 +9,7 @@ from torch import Tensor
 
 from hetero_rl.estimators.stages.edge import LogRatio
 
-__all__ = [
-    "finite_mean",
-    "geometric_mean",
-    "positions",
-    "prefix_product",
-    "segment_max",
-    "segment_sum",
-    "sequence_product",
-    "to_tokens",
-]
+__all__ = ["finite_mean", "prefix_product", "root_positions", "segment_max", "segment_sum", "to_tokens"]
 
 
 def segment_sum(values: Tensor, lengths: Tensor) -> Tensor:
@@ -49,38 +40,19 @@ def to_tokens(per_sequence: Tensor, lengths: Tensor, tokens: int) -> Tensor:
     return torch.repeat_interleave(per_sequence, lengths, output_size=tokens)
 
 
-def positions(lengths: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
-    """Position of each token in its sequence [n], from 1."""
-    starts = (lengths.cumsum(0) - lengths).to(dtype)
-    return torch.arange(1, tokens + 1, dtype=dtype, device=lengths.device) - to_tokens(
-        starts, lengths, tokens
-    )
-
-
-def sequence_product(log_ratio: LogRatio, lengths: Tensor) -> LogRatio:
-    """Log of the product of a sequence's token ratios [s]."""
-    return LogRatio(segment_sum(log_ratio.values, lengths), log_ratio.part)
+def root_positions(lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """Square root of each token's position in its sequence, from 1 [n]."""
+    table = torch.arange(1, int(lengths.max()) + 1, dtype=dtype, device=lengths.device).sqrt_()
+    return torch.cat([table[:length] for length in lengths.tolist()])
 
 
 def prefix_product(log_ratio: LogRatio, lengths: Tensor) -> LogRatio:
     """Log of the product of the token ratios up to and including each token [n], summed in float64."""
-    running = log_ratio.values.cumsum(0, dtype=torch.float64)
-    before = running[lengths.cumsum(0) - 1].roll(1)
-    before[0] = 0.0
-    running -= to_tokens(before, lengths, running.shape[0])
-    return LogRatio(running.to(log_ratio.values.dtype), log_ratio.part)
-
-
-def geometric_mean(log_ratio: LogRatio, lengths: Tensor, token_counts: Tensor) -> LogRatio:
-    """Log of the geometric mean of a sequence's token ratios [s].
-
-    Args:
-        log_ratio: Per token [n].
-        lengths: Tokens of each sequence [s].
-        token_counts: Tokens of each sequence that have a ratio [s]; at least 1 is used as the divisor.
-    """
-    sums = segment_sum(log_ratio.values, lengths)
-    return LogRatio(sums / token_counts.clamp(min=1), log_ratio.part)
+    running = log_ratio.values.to(torch.float64)
+    # Each sequence's first entry takes back the sum of the sequence before, so one running sum starts over at each.
+    starts = (lengths.cumsum(0) - lengths)[1:]
+    running[starts] -= segment_sum(running, lengths)[:-1]
+    return LogRatio(running.cumsum_(0).to(log_ratio.values.dtype), log_ratio.part)
 
 
 def finite_mean(values: Tensor, lengths: Tensor) -> Tensor:

@@ -4,10 +4,24 @@ Numbers rather than booleans: a mask is multiplied onto weights that are finite 
 numbers several times faster than into booleans on a CPU.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["binary_chi_square", "binary_kl", "both", "clip_bounds", "second_moment_limit", "window"]
+__all__ = [
+    "binary_chi_square",
+    "binary_kl",
+    "both",
+    "clip_bounds",
+    "clip_scale",
+    "log_margins",
+    "probability_change",
+    "safe_log",
+    "scaled_clip",
+    "second_moment_limit",
+    "window",
+]
 
 TINY = 1e-12
 """Keeps a probability away from 0 and 1 inside a logarithm or a denominator."""
@@ -21,13 +35,10 @@ def window(values: Tensor, low: Tensor | float | None, high: Tensor | float | No
         low: Bound, or one per value; None has no lower bound.
         high: Bound, or one per value; None has no upper bound.
     """
-    keep = torch.ones_like(values)
-    if high is not None:
-        torch.le(values, high, out=keep)
-    if low is None:
-        return keep
-    above = torch.ge(values, low, out=torch.empty_like(values))
-    return above if high is None else keep.mul_(above)
+    if high is None:
+        return torch.ones_like(values) if low is None else torch.ge(values, low, out=torch.empty_like(values))
+    keep = torch.le(values, high, out=torch.empty_like(values))
+    return keep if low is None else keep.mul_(torch.ge(values, low, out=torch.empty_like(values)))
 
 
 def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
@@ -62,15 +73,54 @@ def clip_bounds(
     return lower, upper
 
 
-def binary_kl(behavior: Tensor, current: Tensor) -> Tensor:
-    """KL(mu || pi) of "this token or any other", from the two probabilities of the token [n]."""
-    mu, pi = behavior.clamp(TINY, 1 - TINY), current.clamp(TINY, 1 - TINY)
-    return mu * (mu / pi).log() + (1 - mu) * ((1 - mu) / (1 - pi)).log()
+def clip_scale(advantages: Tensor, low: float, high: float) -> Tensor:
+    """Scale [s] with which a one-sided clip by the sign of A is one comparison: keep where value * scale <= 1.
+
+    Args:
+        advantages: Advantages [s].
+        low: Lower bound, at most 0; acts where A < 0. -inf never clips.
+        high: Upper bound, at least 0; acts where A > 0. inf never clips.
+    """
+    scale = torch.zeros_like(advantages)
+    scale.masked_fill_(advantages > 0, 1 / max(high, TINY))
+    return scale.masked_fill_(advantages < 0, 1 / min(low, -TINY))
 
 
-def binary_chi_square(behavior: Tensor, current: Tensor) -> Tensor:
-    """Chi-square divergence of mu from pi over "this token or any other" [n]."""
-    return (behavior - current).square() / (current * (1 - current)).clamp(min=TINY)
+def safe_log(bound: float) -> float:
+    """Log of a bound on a ratio; a bound of 0 never acts."""
+    return math.log(bound) if bound > 0 else -math.inf
+
+
+def log_margins(epsilon_low: float, epsilon_high: float) -> tuple[float, float]:
+    """Bounds on a log-ratio from margins on the ratio; a lower margin of 1 or more never clips."""
+    return math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf, math.log1p(epsilon_high)
+
+
+def scaled_clip(values: Tensor, scale: Tensor) -> Tensor:
+    """Keeps value * scale <= 1 [n]; the scale, of the same shape, is used up."""
+    scaled = scale.mul_(values)
+    return torch.le(scaled, 1.0, out=scaled)
+
+
+def probability_change(behavior_log_probs: Tensor, ratio: Tensor) -> Tensor:
+    """Change pi - mu of each token's probability [n], from log mu and pi/mu."""
+    return (ratio - 1).mul_(behavior_log_probs.clamp(max=0).exp_())
+
+
+def binary_kl(behavior_log_probs: Tensor, log_ratio: Tensor, ratio: Tensor) -> Tensor:
+    """KL(mu || pi) of "this token or any other" [n], from log mu, log pi/mu and pi/mu."""
+    mu = behavior_log_probs.clamp(max=0).exp_()
+    others = (1 - mu).clamp_(min=TINY)
+    other_ratio = torch.addcmul(torch.ones_like(mu), mu, ratio, value=-1).clamp_(min=TINY).div_(others).log_()
+    # mu log(mu/pi) + (1 - mu) log((1 - mu)/(1 - pi)), both with their signs turned
+    return mu.mul_(log_ratio).addcmul_(others, other_ratio).neg_()
+
+
+def binary_chi_square(behavior_log_probs: Tensor, ratio: Tensor) -> Tensor:
+    """Chi-square divergence of mu from pi over "this token or any other" [n], from log mu and pi/mu."""
+    mu = behavior_log_probs.clamp(max=0).exp_()
+    pi = mu * ratio
+    return (mu - pi).square_().div_((pi * (1 - pi)).clamp_(min=TINY))
 
 
 def second_moment_limit(log_ratios: Tensor, tau: float) -> float:
@@ -83,13 +133,14 @@ def second_moment_limit(log_ratios: Tensor, tau: float) -> float:
     Returns:
         The limit, itself dropped; infinity when the whole batch is within the bound.
     """
-    squares = log_ratios.square()
-    if float(squares.mean(dtype=torch.float64)) < tau:
+    # A dot product: no column of squares is made where none has to be dropped.
+    if float(torch.dot(log_ratios, log_ratios)) / log_ratios.shape[0] < tau:
         return torch.inf
-    # A square at or below tau never lifts a mean that is below tau above it, so only the larger ones are sorted.
+    squares = log_ratios.square()
+    # A square below tau never lifts a mean that is below tau above it, so only the larger ones are sorted.
     large = squares[squares >= tau].sort().values.to(torch.float64)
     small_count = squares.shape[0] - large.shape[0]
     small_sum = squares.sum(dtype=torch.float64) - large.sum()
     counts = small_count + torch.arange(1, large.shape[0] + 1, dtype=torch.float64, device=large.device)
-    within = (small_sum + large.cumsum(0)) / counts < tau
-    return float(large[int(within.sum())])
+    within = int(((small_sum + large.cumsum(0)) / counts < tau).sum())
+    return float(large[within]) if within < large.shape[0] else torch.inf
