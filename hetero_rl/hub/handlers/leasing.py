@@ -104,7 +104,8 @@ def _choose(
     idle = not context.store.leases(worker.request.worker_name)
     obstacle = None
     for purpose in (Purpose.EVALUATION, Purpose.TRAIN):
-        for row in context.store.queued_groups(purpose, _MOST_LEASES - len(chosen)):
+        most = min(_MOST_LEASES - len(chosen), max(1, free_sequences))
+        for row in context.store.queued_groups(purpose, most):
             obstacle = gate.obstacle(row)
             missing = row.group_size - row.stored
             if obstacle is not None or (missing > free_sequences and (chosen or not idle)):

@@ -3,7 +3,7 @@
     handler ──► HubStore ──► SqliteStore (journal.sqlite, WAL, synchronous=FULL)
                         └──► MemoryStore (tests, dry runs)
 
-`tests/contract/test_hub_store.py` is the suite that every implementation passes.
+`tests/contract/hub_store` is the suite that every implementation passes.
 """
 
 from abc import ABC, abstractmethod

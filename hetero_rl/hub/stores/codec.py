@@ -3,6 +3,7 @@
 Bytes are base64. Reading goes through pydantic: a journal that was changed by hand is refused, not trusted.
 """
 
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -13,6 +14,8 @@ __all__ = ["decode", "encode"]
 
 T = TypeVar("T")
 
+
+_REMEMBERED_CHARACTERS = 16 * 1024
 
 _adapters: dict[type[Any], TypeAdapter[Any]] = {}
 
@@ -32,8 +35,21 @@ def encode(value: object) -> str:
 
 def decode(kind: type[T], text: str) -> T:
     """The instance that `encode` wrote; raises DamagedError when the text is not one."""
+    if len(text) > _REMEMBERED_CHARACTERS:
+        value: T = _decode(kind, text)
+    else:
+        value = _decode_again(kind, text)  # type: ignore[arg-type]  # types are hashable
+    return value
+
+
+def _decode(kind: type[Any], text: str) -> Any:
     try:
-        value: T = _adapter(kind).validate_json(text)[0]
+        return _adapter(kind).validate_json(text)[0]
     except ValidationError as error:
         raise DamagedError(f"the journal holds a damaged {kind.__name__}: {error}") from error
-    return value
+
+
+@lru_cache(maxsize=1024)
+def _decode_again(kind: type[Any], text: str) -> Any:
+    """`_decode` with a memory: every call of a worker reads the same few rows, and what they hold is frozen."""
+    return _decode(kind, text)

@@ -1,0 +1,67 @@
+"""Workers, probes, events and counters."""
+
+import dataclasses
+
+from hetero_rl.hub.stores.records import (
+    ProbeRow,
+    WorkerRow,
+)
+from hetero_rl.wire.columns import float32_column
+from hetero_rl.wire.messages import (
+    ProbeResult,
+    WorkerState,
+)
+
+
+class TestFleet:
+    PROBE = ProbeResult(
+        weight_version=2,
+        mean_absolute_difference=0.01,
+        max_absolute_difference=0.02,
+        mean_difference=-0.01,
+        tokens=1,
+        log_probs=float32_column([-1.0]),
+    )
+
+    def test_a_worker_comes_back_without_the_probes_numbers(self, store, rows):
+        worker = WorkerRow(
+            request=rows.join,
+            worker_epoch=2,
+            state=WorkerState.QUARANTINED,
+            state_reason="why",
+            completions=3,
+            last_probe=self.PROBE,
+            must_pass_probe=True,
+            draining=True,
+            former_boot_ids=("a", "b"),
+        )
+        store.put_worker(worker)
+        short = dataclasses.replace(worker, last_probe=dataclasses.replace(self.PROBE, log_probs=None))
+        assert store.worker("w1") == short
+        assert store.workers() == (short,)
+        assert store.worker("w2") is None
+
+    def test_probes_keep_their_numbers(self, store):
+        probe = ProbeRow(
+            worker_name="w1",
+            worker_epoch=1,
+            numerics_id="n",
+            result=self.PROBE,
+            accepted=True,
+            occurred_at=1.5,
+        )
+        store.add_probe(probe)
+        assert store.probes("w1") == (probe,)
+        assert store.probes("w2") == ()
+
+    def test_events_are_numbered_from_one(self, store):
+        for number in (1, 2, 3):
+            store.add_event(float(number), "kind", "w1", f"message {number}")
+        assert [event.sequence for event in store.events(0, 2)] == [1, 2]
+        (last,) = store.events(2, 9)
+        assert (last.sequence, last.message, last.occurred_at) == (3, "message 3", 3.0)
+
+    def test_counters_add_up(self, store):
+        store.count("a")
+        store.count("a", 4)
+        assert store.counters() == {"a": 5}

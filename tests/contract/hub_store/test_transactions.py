@@ -1,0 +1,100 @@
+"""What is durable, what is undone."""
+
+import contextlib
+import dataclasses
+import sqlite3
+
+import pytest
+
+from hetero_rl.errors import DamagedError, DiskFullError, StorageError
+from hetero_rl.hub.stores.sqlite_store import SqliteStore
+
+
+class TestTransactions:
+    def test_reads_see_the_open_transaction(self, store, rows):
+        store.put_run(rows.run)
+        assert store.run() == rows.run
+
+    def test_a_rollback_leaves_what_the_last_commit_left(self, store, rows):
+        store.add_group(rows.prompt("g0"))
+        assert store.commit()
+        store.begin()
+        store.add_group(rows.prompt("g1", 1))
+        store.rollback()
+        store.begin()
+        assert store.group("g0") is not None
+        assert store.group("g1") is None
+
+    def test_a_failed_nested_part_is_undone_alone(self, store):
+        store.count("before")
+        with contextlib.suppress(KeyError), store.nested():
+            store.count("inside")
+            raise KeyError
+        with store.nested():
+            store.count("after")
+        assert store.counters() == {"after": 1, "before": 1}
+
+    def test_a_commit_without_writes_says_so(self, store):
+        store.commit()
+        store.begin()
+        store.run()
+        assert not store.commit()
+        store.begin()
+
+    def test_a_rollback_without_a_transaction_is_harmless(self, store):
+        store.commit()
+        store.rollback()
+        store.begin()
+
+    def test_a_write_probe_changes_nothing_that_is_remembered(self, store):
+        store.probe_write()
+        assert store.run() is None
+        assert store.counters() == {}
+
+
+class TestSqlite:
+    """What only a store on disk can promise."""
+
+    def test_committed_data_is_there_after_a_restart(self, sqlite_path, rows):
+        store = SqliteStore(sqlite_path)
+        store.begin()
+        store.put_run(rows.run)
+        store.commit()
+        store.close()
+        again = SqliteStore(sqlite_path)
+        assert again.run() == rows.run
+        again.close()
+
+    def test_a_full_disk_is_named_and_leaves_committed_data(self, sqlite_path, rows):
+        store = SqliteStore(sqlite_path)
+        store.begin()
+        store.put_run(rows.run)
+        store.commit()
+        (pages,) = store._journal.row("PRAGMA page_count")
+        store._journal.row(f"PRAGMA max_page_count={pages + 2}")
+        store.begin()
+        with pytest.raises(DiskFullError, match="no space left"):
+            store.add_group(dataclasses.replace(rows.prompt(), payload=bytes(2**20)))
+        store.rollback()
+        store.begin()
+        assert store.run() == rows.run
+        assert store.group("g0") is None
+        store.commit()
+        store.close()
+
+    def test_a_newer_schema_is_refused(self, sqlite_path):
+        with contextlib.closing(sqlite3.connect(sqlite_path)) as connection:
+            connection.execute("PRAGMA user_version=999")
+        with pytest.raises(StorageError, match="999"):
+            SqliteStore(sqlite_path)
+
+    def test_a_damaged_journal_is_refused(self, sqlite_path):
+        sqlite_path.write_bytes(b"not a database, but long enough to look at" * 100)
+        with pytest.raises(DamagedError):
+            SqliteStore(sqlite_path)
+
+    def test_commits_are_synced(self, sqlite_path):
+        store = SqliteStore(sqlite_path)
+        assert store._journal.row("PRAGMA journal_mode") == ("wal",)
+        assert store._journal.row("PRAGMA synchronous") == (2,)
+        store.close()
