@@ -106,6 +106,10 @@ class HubContext:
             raise RefusedError("no trainer has opened a run at this hub yet: come back later", "RUN_NOT_OPEN")
         return run
 
+    def known_run(self) -> RunRecord:
+        """The run in any state, closed too; raises RefusedError RUN_NOT_OPEN when none was ever opened."""
+        return self.store.run() or self.open_run()
+
     def trainer_run(self, trainer_epoch: int) -> RunRecord:
         """The run, if `trainer_epoch` is the newest; raises FencedError otherwise."""
         run = self.open_run()

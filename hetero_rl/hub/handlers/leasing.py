@@ -26,9 +26,9 @@ from hetero_rl.wire.messages import (
     WorkerState,
 )
 
-__all__ = ["expire_leases", "lease_work", "release_all_leases", "release_leases"]
+__all__ = ["expire_leases", "lease_work", "release_leases"]
 
-_MOST_LEASES = 64  # per call: one answer stays far below the message limit
+_MOST_LEASES = 64  # per call
 
 _STATE_REASONS = {
     WorkerState.DRAINING: NoWorkReason.DRAINING,
@@ -70,7 +70,7 @@ def lease_work(
             f"free_sequences is {free_sequences}: ask for work when there is room for it"
         )
     worker = current_worker(context, identity, alive=not waiting)
-    run = context.open_run()
+    run = context.known_run()
     reason = _state_reason(context, run, worker)
     rows: list[GroupRow] = []
     if reason is None:
@@ -88,6 +88,8 @@ def lease_work(
 def _state_reason(context: HubContext, run: RunRecord, worker: WorkerRow) -> _NoWork | None:
     if run.state is RunState.COMPLETE:
         return _NoWork(NoWorkReason.RUN_COMPLETE)
+    if run.state is RunState.DETACHED:
+        return _NoWork(NoWorkReason.QUEUE_EMPTY)
     if worker.state in _STATE_REASONS:
         return _NoWork(_STATE_REASONS[worker.state])
     if worker.must_pass_probe and _probed(context):
@@ -100,11 +102,12 @@ def _choose(
 ) -> tuple[list[GroupRow], _NoWork]:
     """The first groups of both queues that fit into the credits and that the loaded weights may start, in order."""
     gate = _Gate(run.request.groups_per_step, run.request.max_lag, loaded, context.store.versions())
+    most_leases = _most_leases(context, run)
     chosen: list[GroupRow] = []
     idle = not context.store.leases(worker.request.worker_name)
     obstacle = None
     for purpose in (Purpose.EVALUATION, Purpose.TRAIN):
-        most = min(_MOST_LEASES - len(chosen), max(1, free_sequences))
+        most = min(most_leases - len(chosen), max(1, free_sequences))
         for row in context.store.queued_groups(purpose, most):
             obstacle = gate.obstacle(row)
             missing = row.group_size - row.stored
@@ -116,6 +119,12 @@ def _choose(
         if obstacle is not None and obstacle.reason is not NoWorkReason.STALENESS_GATE:
             break
     return chosen, obstacle or _NoWork(NoWorkReason.QUEUE_EMPTY)
+
+
+def _most_leases(context: HubContext, run: RunRecord) -> int:
+    """How many leases fit into half a message, whatever their prompts are."""
+    prompt_bytes = 4 * run.request.limits.max_prompt_tokens
+    return max(1, min(_MOST_LEASES, context.settings.max_message_bytes // 2 // prompt_bytes))
 
 
 def _probed(context: HubContext) -> bool:
@@ -141,7 +150,10 @@ class _Gate:
             step = max(required_step(row.ordinal, self.groups_per_step, self.max_lag), row.admitted_step)
         if self.loaded is not None and _serves(self.loaded, step, row.min_weight_version):
             return None
-        usable = [version for version in self.versions if _serves(version, step, row.min_weight_version)]
+        # A worker only goes forward: what it holds or what came before it is nothing to wait for.
+        held = self.loaded.version if self.loaded else 0
+        newer = [version for version in self.versions if version.version > held]
+        usable = [version for version in newer if _serves(version, step, row.min_weight_version)]
         if usable:
             return _NoWork(NoWorkReason.WEIGHTS_TOO_OLD, usable[-1].version)
         return _NoWork(NoWorkReason.STALENESS_GATE)
@@ -200,14 +212,6 @@ def release_leases(context: HubContext, leases: Sequence[LeaseRow]) -> None:
     if leases:
         context.store.count("leases_returned", len(leases))
         context.notify(Topic.WORK)
-
-
-def release_all_leases(context: HubContext, why: str) -> None:
-    """Ends every lease."""
-    leases = context.store.leases()
-    release_leases(context, leases)
-    if leases:
-        context.event("leases_returned", f"{len(leases)} leases ended: {why}")
 
 
 def expire_leases(context: HubContext) -> None:

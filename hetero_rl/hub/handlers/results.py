@@ -100,7 +100,7 @@ def _check(
     check_submission(
         submission,
         promise,
-        description_of(context, context.open_run()),
+        description_of(context, context.known_run()),
         _PublishedVersions(context.store),
         numerics_id=worker.request.numerics.numerics_id,
     )

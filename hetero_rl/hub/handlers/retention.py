@@ -70,6 +70,9 @@ def _retain(context: HubContext, run_id: str, commit: StepCommit | None, group_i
     highest = held[size - 1] if len(held) >= size else None
     trainer_log_probs = _trainer_log_probs(context, commit)
     for group_id in group_ids:
+        ranks = [rank(run_id, group_id, row.sample_index) for row in context.store.sequences(group_id)]
+        if highest is not None and min(ranks) >= highest:
+            continue
         for stored in context.store.batches(group_id):
             for sequence in slice_batch(stored, run_id, trainer_log_probs):
                 if highest is None or sequence.rank < highest:

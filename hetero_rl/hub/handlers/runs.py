@@ -4,7 +4,7 @@ import dataclasses
 
 from hetero_rl.errors import RefusedError
 from hetero_rl.hub.handlers.context import HubContext, Topic
-from hetero_rl.hub.handlers.leasing import release_all_leases
+from hetero_rl.hub.handlers.leasing import release_leases
 from hetero_rl.hub.handlers.queue import train_credits
 from hetero_rl.hub.stores.records import GroupState, RunRecord, RunState, StepCommit
 from hetero_rl.wire.messages import RunDescription, RunGrant, RunRequest
@@ -121,9 +121,7 @@ def _rewind(context: HubContext, run: RunRecord, request: RunRequest) -> RunReco
         for row in context.store.groups_of_step(later):
             context.store.put_group(dataclasses.replace(row, state=GroupState.FINISHED))
             returned += 1
-    if abandoned:
-        # Running completions began under weights that are no longer part of the history: their lag would be unbounded.
-        release_all_leases(context, "the run was resumed from an earlier step")
+    _release_abandoned_leases(context, step)
     context.event(
         "run_resumed",
         f"run {request.run_id} resumed at step {step}: {abandoned} steps abandoned, {returned} groups handed out again",
@@ -135,6 +133,21 @@ def _rewind(context: HubContext, run: RunRecord, request: RunRequest) -> RunReco
         committed_step=step,
         pruned_step=run.pruned_step,
     )
+
+
+def _release_abandoned_leases(context: HubContext, step: int) -> None:
+    """Ends the leases of work that began under weights which are no longer part of the history.
+
+    Going on under the weights that follow, such a completion would hold tokens from fewer steps than it was admitted with,
+    and no bound of its lag would hold.
+    """
+    started = {lease: context.store.version(lease.min_weight_version) for lease in context.store.leases()}
+    lost = [lease for lease, version in started.items() if version is not None and version.step > step]
+    release_leases(context, lost)
+    if lost:
+        context.event(
+            "leases_returned", f"{len(lost)} leases ended: their weights were made after step {step}"
+        )
 
 
 def _commit_without_outcomes(context: HubContext, run: RunRecord, step: int, epoch: int) -> None:

@@ -57,7 +57,6 @@ def get_plan(
     context: HubContext, held_version: int, wanted_version: int, encodings: Collection[WeightEncoding]
 ) -> tuple[WeightManifest, ...]:
     """Manifests that take a worker from the version it holds to the one it wants, in order."""
-    context.open_run()
     wanted = wanted_version or context.latest_version()
     if wanted in {held_version, 0}:
         return ()

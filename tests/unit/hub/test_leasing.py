@@ -1,5 +1,7 @@
 """Which work a worker gets, and how a lease ends."""
 
+import dataclasses
+
 import pytest
 
 from hetero_rl.errors import InvalidMessageError
@@ -62,6 +64,15 @@ def test_evaluation_comes_first(hub):
     hub.enqueue(0)
     hub.enqueue(0, purpose=Purpose.EVALUATION)
     assert group_ids(hub.lease(worker)) == ["e0", "g0"]
+
+
+def test_leases_of_long_prompts_fit_into_a_message(hub, messages):
+    # Half of 2048 bytes holds 4 prompts of up to 64 tokens of 4 bytes.
+    limits = dataclasses.replace(messages.run_request().limits, max_prompt_tokens=64)
+    worker = hub.open(limits=limits)
+    hub.context.settings = dataclasses.replace(hub.settings, max_message_bytes=2048)
+    hub.enqueue(*range(6), purpose=Purpose.EVALUATION)
+    assert len(hub.lease(worker, free=99).leases) == 4
 
 
 def test_an_empty_queue_says_so(hub):

@@ -8,7 +8,7 @@ from hetero_rl.hub.handlers.queue import take_batch
 from hetero_rl.hub.handlers.retention import commit_checkpoint
 from hetero_rl.hub.handlers.runs import close_run, describe_run, open_run
 from hetero_rl.hub.handlers.versions import publish_version
-from hetero_rl.wire.messages import ModelDigests, ModelFile, NoWorkReason
+from hetero_rl.wire.messages import ModelDigests, ModelFile, NoWorkReason, Purpose
 
 
 def resume(hub, messages, step, **changes):
@@ -167,3 +167,33 @@ def test_a_description_names_what_the_trainer_opened_the_run_with(hub, messages)
     for field in ("run_id", "model_digests", "sampling", "limits"):
         assert getattr(description, field) == getattr(request, field)
     assert description.latest_weight_version == 1
+
+
+def test_a_closed_run_takes_results_and_gives_no_work(three_steps):
+    worker = three_steps.join()
+    three_steps.enqueue(8, 9)
+    (lease,) = three_steps.lease(worker, version=4, free=2).leases
+    three_steps(close_run, 1, complete=False)
+    assert three_steps.lease(worker, version=4).no_work_reason is NoWorkReason.QUEUE_EMPTY
+    assert not three_steps.submit(worker, lease, results=three_steps.messages.batch(lease, 4)).duplicate
+
+
+def test_leases_under_weights_published_before_a_commit_that_never_came_end(hub, messages):
+    # The trainer published version 2 of step 1 and died before it committed step 1.
+    worker = hub.open()
+    hub.enqueue(0, 1, 2)
+    hub.lease(worker, free=2)
+    hub.publish(2, step=1)
+    hub.lease(worker, version=2, free=2)
+    resume(hub, messages, 0)
+    assert [lease.lease_id for lease in hub.store.leases()] == ["g0.0"]
+
+
+def test_nobody_is_sent_back_to_an_older_version(three_steps, messages):
+    resume(three_steps, messages, 1)
+    worker = three_steps.join()
+    three_steps.enqueue(0, epoch=2, purpose=Purpose.EVALUATION)
+    assert three_steps.lease(worker, version=4).no_work_reason is not NoWorkReason.WEIGHTS_TOO_OLD
+    three_steps.publish(5, step=1, epoch=2)
+    grant = three_steps.lease(worker, version=4)
+    assert (grant.no_work_reason, grant.min_weight_version) == (NoWorkReason.WEIGHTS_TOO_OLD, 5)

@@ -32,18 +32,19 @@ class HubThread:
         assert self._ready.wait(10)
 
     async def _serve(self):
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         store = SqliteStore(self._directory / "journal.sqlite")
         blobs = LocalBlobStore(self._directory / "blobs")
-        async with running_hub(store, blobs, HubSettings(max_message_bytes=2**20)) as hub:
+        settings = HubSettings(max_message_bytes=2**20)
+        async with running_hub(store, blobs, settings, sweep_seconds=0.05) as hub:
             self.address, self.core = hub.address, hub.core
             self._ready.set()
             await self._stop.wait()
 
     def stop(self):
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -256,6 +257,28 @@ def test_health_is_serving_for_the_hub_and_each_service(hub_thread):
     with pytest.raises(grpc.RpcError) as caught:
         check_health(hub_thread.address, b"someone.Else")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_full_disk_is_said_and_shown_until_writing_works_again(hub_thread, trainer, messages):
+    trainer.open_run(messages.run_request())
+
+    def limit_pages(context, pages):
+        context.store._journal.row(f"PRAGMA max_page_count={pages}")
+
+    def run_in_core(*call):
+        asyncio.run_coroutine_threadsafe(hub_thread.core.run(*call), hub_thread.loop).result(10)
+
+    with grpc.insecure_channel(hub_thread.address) as channel:
+        stream = channel.unary_stream(WATCH_METHOD)(b"", timeout=30)
+        assert decode_status(next(stream)) is ServingStatus.SERVING
+        run_in_core(limit_pages, 1)  # SQLite keeps the pages that are there
+        with pytest.raises(RefusedError) as caught:
+            trainer.enqueue_groups([messages.group(0, payload=bytes(2**18))])
+        assert caught.value.reason == "STORAGE_FULL"
+        assert decode_status(next(stream)) is ServingStatus.NOT_SERVING
+        run_in_core(limit_pages, 2**30)
+        assert decode_status(next(stream)) is ServingStatus.SERVING
+    assert trainer.enqueue_groups([messages.group(0)]).accepted == 1
 
 
 def test_a_health_watch_hears_of_the_shutdown(hub_thread):
