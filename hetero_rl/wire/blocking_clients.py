@@ -8,13 +8,13 @@ freed by the deadline or by `close`, after which it gets `UnreachableError`. Mes
 other input: `InvalidMessageError` means that the hub speaks another dialect.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
-from hetero_rl.errors import InvalidMessageError, RefusedError, UnreachableError
+from hetero_rl.errors import RefusedError, UnreachableError
 from hetero_rl.v1 import (
     fleet_service_pb2,
     fleet_service_pb2_grpc,
@@ -49,6 +49,7 @@ from hetero_rl.wire.messages import (
     WorkerSummary,
 )
 from hetero_rl.wire.refusal import from_rpc_error
+from hetero_rl.wire.upload import Upload
 
 __all__ = ["FleetClient", "TrainingClient"]
 
@@ -180,7 +181,7 @@ class TrainingClient(_BlockingClient):
             raise invalid("GetBlobResponse.held_bytes", f"is {response.held_bytes}, the blob has {blob.size}")
         # An empty blob is sent all the same: 0 bytes held does not say whether the hub knows it.
         if response.held_bytes < blob.size or blob.size == 0:
-            self._upload(_Upload(self._epoch, blob, chunks, response.held_bytes))
+            self._upload(Upload(self._epoch, blob, chunks, response.held_bytes))
 
     def publish_version(self, manifest: WeightManifest) -> None:
         """Makes a weight version known; its blobs must be stored."""
@@ -214,7 +215,7 @@ class TrainingClient(_BlockingClient):
         groups = tuple(trajectories.finished_group_from_proto(response.group) for response in responses)
         return groups or None
 
-    def _upload(self, upload: "_Upload") -> None:
+    def _upload(self, upload: Upload) -> None:
         deadline = self._deadlines.upload(upload.blob.size)
         try:
             response = self._call(self._bulk_stub.PutBlob, upload.requests(), "PutBlob", deadline)
@@ -227,66 +228,6 @@ class TrainingClient(_BlockingClient):
             raise UnreachableError(
                 f"PutBlob at {self._address} ended with {response.held_bytes} of {upload.blob.size} bytes held"
             )
-
-
-class _Upload:
-    """The requests of one upload, and what went wrong on this side while they were made."""
-
-    def __init__(self, epoch: int, blob: BlobReference, chunks: Iterable[bytes], offset: int) -> None:
-        self.blob = blob
-        self.error: Exception | None = None
-        self._epoch = epoch
-        self._chunks = chunks
-        self._offset = offset
-
-    def requests(self) -> Iterator[training_service_pb2.PutBlobRequest]:
-        """One request per chunk; the first names epoch and blob. Runs on a thread of gRPC."""
-        try:
-            yield from self._requests()
-        except Exception as error:
-            self.error = error
-            raise
-
-    def _requests(self) -> Iterator[training_service_pb2.PutBlobRequest]:
-        first = True
-        position = self._offset
-        for data in rechunk(self._chunks, CHUNK_BYTES, skip=self._offset):
-            request = training_service_pb2.PutBlobRequest(offset=position, data=data)
-            if first:
-                request.trainer_epoch = self._epoch
-                request.blob.CopyFrom(weights.blob_to_proto(self.blob))
-                first = False
-            position += len(data)
-            yield request
-        if position != self.blob.size:
-            raise InvalidMessageError(
-                f"the chunks of blob {self.blob.digest} add up to {position} bytes, its size is {self.blob.size}"
-            )
-        if first:
-            yield training_service_pb2.PutBlobRequest(
-                trainer_epoch=self._epoch, blob=weights.blob_to_proto(self.blob), offset=position
-            )
-
-
-def rechunk(chunks: Iterable[bytes], size: int, *, skip: int = 0) -> Iterator[bytes]:
-    """The same bytes without the first `skip`, in pieces of `size` bytes; the last may be smaller.
-
-    Example:
-        >>> list(rechunk([b"abc", b"de", b"f"], 2, skip=1))
-        [b'bc', b'de', b'f']
-    """
-    pending = bytearray()
-    for chunk in chunks:
-        if skip >= len(chunk):
-            skip -= len(chunk)
-            continue
-        pending += memoryview(chunk)[skip:]
-        skip = 0
-        while len(pending) >= size:
-            yield bytes(pending[:size])
-            del pending[:size]
-    if pending:
-        yield bytes(pending)
 
 
 def _by_size(messages: Sequence[Any]) -> Iterator[list[Any]]:

@@ -1,11 +1,10 @@
-"""The two messages of `grpc.health.v1`, written out: the protocol is small and its package would pin protobuf."""
+"""The answer of `grpc.health.v1`, written out: the protocol is small and its package would pin protobuf."""
 
 import enum
 
-__all__ = ["CHECK_METHOD", "WATCH_METHOD", "ServingStatus", "decode_status", "encode_status"]
+__all__ = ["CHECK_METHOD", "ServingStatus", "decode_status", "encode_status"]
 
 CHECK_METHOD = "/grpc.health.v1.Health/Check"
-WATCH_METHOD = "/grpc.health.v1.Health/Watch"
 
 _STATUS_TAG = 0x08  # field 1, varint
 

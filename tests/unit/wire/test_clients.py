@@ -14,7 +14,7 @@ from hetero_rl.v1 import (
     weight_service_pb2,
     weight_service_pb2_grpc,
 )
-from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient, rechunk
+from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient
 from hetero_rl.wire.channels import CHUNK_BYTES, Deadlines
 from hetero_rl.wire.clients import RolloutClient, WeightClient, default_encoding
 from hetero_rl.wire.column_codec import ColumnEncoding
@@ -31,6 +31,7 @@ from hetero_rl.wire.messages import (
     WorkerIdentity,
 )
 from hetero_rl.wire.refusal import to_refusal
+from hetero_rl.wire.upload import rechunk
 
 DATA = hashlib.sha256(b"seed").digest() * (3 * CHUNK_BYTES // 32) + b"tail"
 BLOB = BlobReference(hashlib.sha256(DATA).hexdigest(), len(DATA))

@@ -1,5 +1,6 @@
 """One table from exception to status, and the same refusal at the other end."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import grpc
 import pytest
 
 from hetero_rl import errors
-from hetero_rl.v1 import errors_pb2
-from hetero_rl.wire.refusal import METADATA_KEY, REASON_STATUS, from_rpc_error, to_refusal
+from hetero_rl.v1 import errors_pb2, rollout_service_pb2_grpc
+from hetero_rl.wire.channels import server_options
+from hetero_rl.wire.clients import RolloutClient
+from hetero_rl.wire.refusal import METADATA_KEY, REASON_STATUS, abort, from_rpc_error, to_refusal
 
 PROTO = Path(__file__).parents[3] / "proto/hetero_rl/v1/errors.proto"
 
@@ -119,3 +122,43 @@ def test_a_reason_of_a_later_version_keeps_its_number():
         failed_call(grpc.StatusCode.FAILED_PRECONDITION, "no", [(METADATA_KEY, packed)]), "call"
     )
     assert error.reason == "99"
+
+
+class RefusingHub(rollout_service_pb2_grpc.RolloutServiceServicer):
+    """An asyncio servicer that ends every call with the error it was made with."""
+
+    def __init__(self, error):
+        self.error = error
+
+    async def GetRun(self, request, context):
+        await abort(context, self.error)
+
+
+@contextlib.asynccontextmanager
+async def refusing_client(error):
+    server = grpc.aio.server(options=server_options())
+    rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(RefusingHub(error), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with RolloutClient(f"127.0.0.1:{port}") as client:
+            yield client
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.asyncio
+async def test_an_asyncio_server_refuses_with_reason_and_details():
+    sent = errors.RefusedError("the run is not open: start a trainer", "RUN_NOT_OPEN", {"a": "b"})
+    async with refusing_client(sent) as client:
+        with pytest.raises(errors.RefusedError, match="start a trainer") as caught:
+            await client.get_run()
+    assert (caught.value.reason, caught.value.details) == ("RUN_NOT_OPEN", {"a": "b"})
+
+
+@pytest.mark.asyncio
+async def test_a_fault_of_the_hub_itself_reaches_the_caller_as_no_answer(caplog):
+    async with refusing_client(errors.TrainingError("a bug")) as client:
+        with pytest.raises(errors.UnreachableError, match="GetRun at"):
+            await client.get_run()
+    assert "a bug" in caplog.text  # gRPC logs what a handler raised
