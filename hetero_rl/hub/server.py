@@ -51,6 +51,9 @@ __all__ = ["ADDRESS_FILE", "RunningHub", "hub_settings", "running_hub", "running
 ADDRESS_FILE = "address"
 FAILPOINT_VARIABLE = "HETERO_RL_FAILPOINT"
 GRACE_SECONDS = 10.0
+_MOST_CONCURRENT_CALLS = (
+    1024  # each worker has about four under way, most of them waiting; the surplus is refused at once
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -115,7 +118,9 @@ async def _start_server(
     core: HubCore, blobs: BlobStore, settings: HubSettings, listen: str, security: SecurityConfig
 ) -> tuple[grpc.aio.Server, str]:
     server = grpc.aio.server(
-        options=server_options(settings.max_message_bytes), interceptors=(TolerantDecoding(),)
+        options=server_options(settings.max_message_bytes),
+        interceptors=(TolerantDecoding(),),
+        maximum_concurrent_rpcs=_MOST_CONCURRENT_CALLS,
     )
     limit = settings.max_message_bytes
     rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(RolloutServicer(core, limit), server)

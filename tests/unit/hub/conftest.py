@@ -301,3 +301,9 @@ def store(request, tmp_path):
 @pytest.fixture
 def hub(store, messages):
     return Hub(store, messages)
+
+
+@pytest.fixture(scope="session")
+def make_hub():
+    """Makes a hub over a store; for tests that need many."""
+    return lambda store: Hub(store, Messages())
