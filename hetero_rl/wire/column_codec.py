@@ -22,8 +22,9 @@ _PLANE_HEADER = struct.Struct("<BI")
 _STORED, _DEFLATED = 0, 1
 _RAW_DEFLATE_BITS = -15
 _MEMORY_LEVEL = 6
-_SAMPLE_BYTES = 1024
+_SAMPLE_BYTES = 512
 _WORTHWHILE = 0.9
+_CLEARLY = 0.8
 
 
 class ColumnEncoding(enum.IntEnum):
@@ -117,7 +118,8 @@ def _encode_plane(plane: bytes) -> tuple[int, bytes]:
     by_runs = len(_deflate(sample, zlib.Z_RLE))
     if by_runs < _WORTHWHILE * len(sample):
         by_frequency = len(_deflate(sample, zlib.Z_HUFFMAN_ONLY))
-        coded = _deflate(plane, zlib.Z_RLE if by_runs < by_frequency else zlib.Z_HUFFMAN_ONLY)
+        runs = by_runs < _CLEARLY * by_frequency
+        coded = _deflate(plane, zlib.Z_RLE if runs else zlib.Z_HUFFMAN_ONLY)
         if len(coded) < len(plane):
             return _DEFLATED, coded
     return _STORED, plane
