@@ -5,7 +5,7 @@ import platform
 import typer
 
 import hetero_rl
-from hetero_rl.cli import config
+from hetero_rl.cli import bench, config
 from hetero_rl.cli.backends import backends
 from hetero_rl.cli.eval import evaluate
 from hetero_rl.cli.export import export
@@ -49,6 +49,7 @@ app.command()(export)
 app.command()(hub)
 app.command()(worker)
 app.command()(backends)
+app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 app.command()(version)
 
