@@ -94,7 +94,7 @@ class TrainingClient(_BlockingClient):
         address: host:port of the hub.
         credentials: From `credentials.channel_credentials`; None for plaintext.
         encoding: Layout of the columns sent; None chooses by address.
-        max_message_bytes: Largest message either way.
+        max_message_bytes: Largest message sent; the hub refuses what exceeds its own limit.
         deadlines: Seconds that calls may take.
     """
 
@@ -250,7 +250,7 @@ class FleetClient(_BlockingClient):
     Args:
         address: host:port of the hub.
         credentials: From `credentials.channel_credentials`; None for plaintext.
-        max_message_bytes: Largest message either way.
+        max_message_bytes: Largest message sent; the hub refuses what exceeds its own limit.
         deadlines: Seconds that calls may take.
     """
 

@@ -34,8 +34,9 @@ CHUNK_BYTES = 2 * 2**20
 """Bytes of one chunk of a blob. Streams of 1 to 4 MiB chunks cost the least CPU time per byte."""
 
 DEFAULT_MAX_MESSAGE_BYTES = 8 * 2**20
-"""Largest message either way when nobody says otherwise."""
+"""Largest message that the hub takes when nobody says otherwise."""
 
+_UNLIMITED = -1
 _KEEPALIVE_MS = 20_000
 _CONTROL_PING_TIMEOUT_MS = 5_000
 _BULK_PING_TIMEOUT_MS = 20_000
@@ -83,7 +84,9 @@ def bulk_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:
 
 def _client_options(max_message_bytes: int, ping_timeout_ms: int) -> Options:
     return [
-        *_size_options(max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # What the hub says is trusted: a manifest or a group of many submissions may exceed what one worker may send.
+        ("grpc.max_receive_message_length", _UNLIMITED),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", ping_timeout_ms),
         # Without this one the default of 60 s decides, whatever the two above say.
@@ -99,7 +102,8 @@ def _client_options(max_message_bytes: int, ping_timeout_ms: int) -> Options:
 def server_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:
     """Options of the hub's server; they match what clients send."""
     return [
-        *_size_options(max_message_bytes),
+        ("grpc.max_send_message_length", _UNLIMITED),
+        ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _BULK_PING_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", _BULK_PING_TIMEOUT_MS),
@@ -109,13 +113,6 @@ def server_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Option
         ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS),
         # A second hub on the same port must fail, not share the traffic.
         ("grpc.so_reuseport", 0),
-    ]
-
-
-def _size_options(max_message_bytes: int) -> Options:
-    return [
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.max_receive_message_length", max_message_bytes),
     ]
 
 

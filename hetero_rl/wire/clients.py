@@ -95,7 +95,7 @@ class RolloutClient(_AsyncClient):
         address: host:port of the hub.
         credentials: From `credentials.channel_credentials`; None for plaintext.
         encoding: Layout of submitted columns; None chooses by address.
-        max_message_bytes: Largest message either way.
+        max_message_bytes: Largest message sent; the hub refuses what exceeds its own limit.
         deadlines: Seconds that calls may take.
     """
 
@@ -179,7 +179,7 @@ class WeightClient(_AsyncClient):
     Args:
         address: host:port of the hub or of a relay.
         credentials: From `credentials.channel_credentials`; None for plaintext.
-        max_message_bytes: Largest message either way.
+        max_message_bytes: Largest message sent; the hub refuses what exceeds its own limit.
         deadlines: Seconds that calls may take.
     """
 

@@ -1,5 +1,6 @@
 """The clients against real servers: what they send, what they make of answers, where they stop."""
 
+import dataclasses
 import hashlib
 import threading
 
@@ -15,7 +16,7 @@ from hetero_rl.v1 import (
     weight_service_pb2_grpc,
 )
 from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient
-from hetero_rl.wire.channels import CHUNK_BYTES, Deadlines
+from hetero_rl.wire.channels import CHUNK_BYTES, DEFAULT_MAX_MESSAGE_BYTES, Deadlines
 from hetero_rl.wire.clients import RolloutClient, WeightClient, default_encoding
 from hetero_rl.wire.column_codec import ColumnEncoding
 from hetero_rl.wire.columns import float32_column, int32_column
@@ -154,6 +155,19 @@ def test_refusals_arrive_as_the_hub_meant_them(trainer, hub):
     with pytest.raises(RefusedError, match="step 2") as caught:
         trainer.take_batch(2, 0.0)
     assert caught.value.details == {"field": "TakeBatchRequest.step"}
+
+
+def test_a_group_may_arrive_in_a_message_larger_than_any_that_may_be_sent(trainer, hub):
+    large = dataclasses.replace(GROUP, payload=bytes(DEFAULT_MAX_MESSAGE_BYTES + 1))
+    hub.batches[1] = (FinishedGroup(group=large, batches=(), version_steps={}, worker_names=(), backends=()),)
+    assert trainer.take_batch(1, 0.0) == hub.batches[1]
+
+
+def test_a_message_above_the_limit_is_refused_before_it_is_sent(trainer):
+    large = dataclasses.replace(GROUP, payload=bytes(DEFAULT_MAX_MESSAGE_BYTES + 1))
+    with pytest.raises(RefusedError, match="larger than max") as caught:
+        trainer.enqueue_groups([large])
+    assert caught.value.reason == "TOO_LARGE"
 
 
 def test_many_groups_go_in_several_messages(trainer, hub):
