@@ -41,7 +41,7 @@ class Subject:
     state: Callable[[int], State]
 
     async def start(self, **changes) -> Engine:
-        settings = {"dtype": "float32", "max_concurrent_sequences": 64, "threads": 1} | changes
+        settings = {"dtype": "float32", "max_concurrent_sequences": 512, "threads": 1} | changes
         engine = self.engine_class(EngineSettings(model_dir=self.model_dir, **settings))
         await engine.start()
         return engine
@@ -172,7 +172,7 @@ async def test_log_probs_agree_with_scoring_the_same_tokens(engine):
 
 
 async def test_first_tokens_are_drawn_from_the_distribution_that_scoring_reports(engine):
-    samples = 4000
+    samples = 3000
     completions = await engine.generate(work(samples=samples, max_new_tokens=1))
     drawn = collections.Counter(completion.token_ids[0] for completion in completions)
     scores = await scored(engine, [[*PROMPT, token] for token in range(VOCABULARY)])
@@ -291,7 +291,7 @@ async def test_after_a_load_tokens_come_from_the_new_weights(engine, subject):
 
 
 async def test_an_update_in_flight_splits_completions_where_the_weights_changed(engine, subject):
-    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=300)))
+    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=100)))
     await running_tokens(engine, 30)
     await engine.load_weights(subject.state(2), 2)
     completions = await running
@@ -301,10 +301,38 @@ async def test_an_update_in_flight_splits_completions_where_the_weights_changed(
     for completion, old, new in zip(completions, under_old, under_new, strict=True):
         first, second = completion.spans
         assert (first.start, first.end, first.weight_version) == (0, second.start, 1)
-        assert (second.end, second.weight_version) == (300, 2)
+        assert (second.end, second.weight_version) == (100, 2)
         assert list(completion.log_probs) == pytest.approx(
             [*old[: first.end], *new[first.end :]], abs=ROUNDING
         )
+
+
+async def test_an_update_in_flight_reaches_groups_of_all_prompts_and_limits(engine, subject):
+    prompts = [PROMPT, (9,), (4, 4, 8), PROMPT, (15, 14, 13, 12, 11, 10, 9)]
+    limits = [40, 60, 50, 30, 45]
+    works = [
+        work(
+            samples=3,
+            prompt=prompt,
+            group=f"g{number}",
+            stop_token_ids=(STOP,) * number,
+            max_new_tokens=limit,
+        )
+        for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+    ]
+    running = [asyncio.create_task(engine.generate(each)) for each in works]
+    await running_tokens(engine, 60)
+    await engine.load_weights(subject.state(2), 2)
+    groups = await asyncio.gather(*running)
+    assert {span.weight_version for group in groups for c in group for span in c.spans} == {1, 2}
+    for prompt, completions in zip(prompts, groups, strict=True):
+        for completion, scores in zip(
+            completions, await completion_scores(engine, prompt, completions), strict=True
+        ):
+            for span in completion.spans:
+                if span.weight_version == 2:
+                    sampled = list(completion.log_probs[span.start : span.end])
+                    assert sampled == pytest.approx(scores[span.start : span.end], abs=ROUNDING)
 
 
 async def test_a_draining_engine_ends_running_completions_before_it_loads(subject):
@@ -389,7 +417,7 @@ async def test_numerics_and_capabilities_are_filled(engine):
     assert all([numerics.engine, numerics.engine_version, numerics.device_vendor, numerics.data_type])
     assert numerics.log_probs_mode == ("processed" if capabilities.processed_log_probs else "raw")
     assert (capabilities.scoring, capabilities.in_flight_update) == (True, True)
-    assert capabilities.max_concurrent_sequences == 64
+    assert capabilities.max_concurrent_sequences == 512
     assert len(engine.model_digests().config) == 64
 
 

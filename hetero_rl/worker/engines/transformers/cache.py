@@ -18,7 +18,7 @@ __all__ = ["SlotCache"]
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers ships no types
-    """A cache that transformers models write one token per row into, each row at its own position.
+    """A cache that transformers models write into, each row at its own position.
 
     Memory grows with the completions and tokens that are there at once, by doubling.
     """
@@ -27,24 +27,25 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers ships no types
         super().__init__(layers=[])
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
-        self._rows = torch.empty(0, dtype=torch.int64)
-        self._positions = torch.empty(0, dtype=torch.int64)
+        self._slots = torch.empty(0, 1, dtype=torch.int64)
+        self._positions = torch.empty(0, 1, dtype=torch.int64)
+        self._view = slice(0, 0)
         self._visible = 0
 
     def place(
-        self, first_slot: int, states: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: torch.Tensor
+        self, slots: torch.Tensor, states: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: torch.Tensor
     ) -> None:
-        """Copies prefilled states into the slots from `first_slot` on.
+        """Copies prefilled states into slots, from position 0 on.
 
         Args:
-            first_slot: Slot of the first of R rows.
+            slots: int64 [R], ascending.
             states: Keys and values of each layer, [P, heads, tokens, head size].
             rows: int64 [R]: which of the P prefilled sequences goes into each slot.
         """
         tokens = states[0][0].shape[2]
-        self._allocate(states, slots=first_slot + len(rows), tokens=tokens)
-        slots = slice(first_slot, first_slot + len(rows))
+        highest = int(slots[-1]) + 1
         for layer, (keys, values) in enumerate(states):
+            self._make_room(layer, keys, values, slots=highest, tokens=tokens)
             self._keys[layer][slots, :, :tokens] = keys[rows]
             self._values[layer][slots, :, :tokens] = values[rows]
 
@@ -54,15 +55,16 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers ships no types
             self._keys[layer][target_slots] = self._keys[layer][source_slots]
             self._values[layer][target_slots] = self._values[layer][source_slots]
 
-    def begin_step(self, positions: torch.Tensor, visible: int) -> None:
-        """Says where the next token of each row goes.
+    def begin_pass(self, first_slot: int, positions: torch.Tensor, visible: int) -> None:
+        """Says where the tokens of the next forward pass go.
 
         Args:
-            positions: int64 [R]: position to write in each of the slots 0 to R - 1.
+            first_slot: Slot of the first of R rows.
+            positions: int64 [R, T]: position of each token in its row's slot.
             visible: Number of positions that the attention sees, at least the largest position + 1.
         """
-        if len(positions) != len(self._rows):
-            self._rows = torch.arange(len(positions), device=positions.device)
+        self._view = slice(first_slot, first_slot + len(positions))
+        self._slots = torch.arange(self._view.start, self._view.stop, device=positions.device)[:, None]
         self._positions = positions
         self._visible = visible
 
@@ -74,33 +76,24 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers ships no types
         *_: Any,
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Called by the model for each layer: stores one token per row, returns everything visible."""
-        rows = len(self._rows)
-        if layer_idx >= len(self._keys) or not self._fits(layer_idx, rows, self._visible):
-            self._grow(layer_idx, key_states, value_states, slots=rows, tokens=self._visible)
+        """Called by the model for each layer: stores the new tokens, returns everything visible."""
+        self._make_room(layer_idx, key_states, value_states, slots=self._view.stop, tokens=self._visible)
         keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys[self._rows, :, self._positions] = key_states[:, :, 0]
-        values[self._rows, :, self._positions] = value_states[:, :, 0]
-        return keys[:rows, :, : self._visible], values[:rows, :, : self._visible]
+        keys[self._slots, :, self._positions] = key_states.transpose(1, 2)
+        values[self._slots, :, self._positions] = value_states.transpose(1, 2)
+        return keys[self._view, :, : self._visible], values[self._view, :, : self._visible]
 
-    def _fits(self, layer: int, slots: int, tokens: int) -> bool:
-        shape = self._keys[layer].shape
-        return slots <= shape[0] and tokens <= shape[2]
-
-    def _allocate(
-        self, states: Sequence[tuple[torch.Tensor, torch.Tensor]], *, slots: int, tokens: int
+    def _make_room(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, *, slots: int, tokens: int
     ) -> None:
-        for layer, (keys, values) in enumerate(states):
-            if layer >= len(self._keys) or not self._fits(layer, slots, tokens):
-                self._grow(layer, keys, values, slots=slots, tokens=tokens)
-
-    def _grow(self, layer: int, keys: torch.Tensor, values: torch.Tensor, *, slots: int, tokens: int) -> None:
         if layer >= len(self._keys):
             # Layers come in order; a model that skips one is caught by the check at start.
             self._keys.append(keys.new_zeros(0, keys.shape[1], 0, keys.shape[3]))
             self._values.append(values.new_zeros(0, values.shape[1], 0, values.shape[3]))
-        self._keys[layer] = _enlarged(self._keys[layer], slots, tokens)
-        self._values[layer] = _enlarged(self._values[layer], slots, tokens)
+        there = self._keys[layer].shape
+        if slots > there[0] or tokens > there[2]:
+            self._keys[layer] = _enlarged(self._keys[layer], slots, tokens)
+            self._values[layer] = _enlarged(self._values[layer], slots, tokens)
 
 
 def _enlarged(stored: torch.Tensor, slots: int, tokens: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The model's forward pass in the three forms that an engine needs: prefill, one decoding step, scoring.
+"""The model's forward pass in the three forms that an engine needs: prefill, more tokens for what is there, scoring.
 
 Everything here works for decoder models with full or sliding-window attention; `Forward` refuses others by name.
 Shapes: P sequences, T tokens of the longest, R decoding rows, V vocabulary.
@@ -43,27 +43,31 @@ class Forward:
         self._call(_padded(sequences, self.device), cache, use_cache=True, logits_to_keep=1)
         return [(layer.keys, layer.values) for layer in cache.layers]
 
-    def decode(
-        self, tokens: torch.Tensor, positions: torch.Tensor, visible: int, cache: SlotCache
+    def extend(
+        self, cache: SlotCache, first_slot: int, tokens: torch.Tensor, starts: torch.Tensor, visible: int
     ) -> torch.Tensor:
-        """Feeds one token to each of the slots 0 to R - 1.
+        """Feeds T tokens more to each of R neighbouring slots; one decoding step when T is 1.
 
         Args:
-            tokens: int64 [R].
-            positions: int64 [R]: position of each token, which is the number of tokens before it.
-            visible: Largest position + 1.
-            cache: Holds those tokens; the new ones are added.
+            cache: Holds the tokens before; the new ones are added.
+            first_slot: Slot of the first row.
+            tokens: int64 [R, T]; padding on the right is harmless as long as the next pass writes over it.
+            starts: int64 [R]: position of each row's first new token, which is the number of tokens before it.
+            visible: Largest position of a new token + 1.
 
         Returns:
-            float32 logits [R, V] of the next token.
+            float32 logits [R, V] of what follows the last of the T tokens.
         """
-        cache.begin_step(positions, visible)
+        positions = starts[:, None] + torch.arange(tokens.shape[1], device=starts.device)
+        cache.begin_pass(first_slot, positions, visible)
         output = self._call(
-            tokens[:, None],
+            tokens,
             cache,
             use_cache=True,
-            attention_mask=self._decoding_mask(positions, visible),
-            position_ids=positions[:, None],
+            logits_to_keep=1,
+            attention_mask=self._mask(positions, visible),
+            # Only padding lies beyond the last position there is.
+            position_ids=positions.clamp(max=self.max_positions - 1),
         )
         logits: torch.Tensor = output.logits[:, -1]
         return logits.float()
@@ -85,12 +89,13 @@ class Forward:
     def _call(self, token_ids: torch.Tensor, cache: Any, **arguments: Any) -> Any:
         return self._model(input_ids=token_ids, **{self._cache_argument: cache}, **arguments)
 
-    def _decoding_mask(self, positions: torch.Tensor, visible: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    def _mask(self, positions: torch.Tensor, visible: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Which of the visible positions each token sees, [R, 1, T, visible]."""
         columns = torch.arange(visible, device=positions.device)
-        masks = {"full_attention": (columns <= positions[:, None])[:, None, None]}
+        masks = {"full_attention": (columns <= positions[..., None])[:, None]}
         if "sliding_attention" in self._attention_kinds:
-            inside = columns > positions[:, None] - self._config.sliding_window
-            masks["sliding_attention"] = masks["full_attention"] & inside[:, None, None]
+            inside = columns > positions[..., None] - self._config.sliding_window
+            masks["sliding_attention"] = masks["full_attention"] & inside[:, None]
         if len(self._attention_kinds) > 1:
             return masks
         return masks[next(iter(self._attention_kinds))]

@@ -48,7 +48,8 @@ def _decoded(forward: Forward, sequences: list[list[int]]) -> list[torch.Tensor]
     """Log-probabilities of the tokens after the prefilled ones; row r has r fewer tokens prefilled."""
     cache = SlotCache()
     prefilled = [sequence[: _PREFILLED - row] for row, sequence in enumerate(sequences)]
-    cache.place(0, forward.prefill(prefilled), torch.arange(len(sequences), device=forward.device))
+    slots = torch.arange(len(sequences), device=forward.device)
+    cache.place(slots, forward.prefill(prefilled), slots)
     lengths = torch.tensor([len(tokens) for tokens in prefilled], device=forward.device)
     collected: list[list[torch.Tensor]] = [[] for _ in sequences]
     for _ in range(max(len(sequence) for sequence in sequences) - min(lengths.tolist()) - 1):
@@ -57,7 +58,7 @@ def _decoded(forward: Forward, sequences: list[list[int]]) -> list[torch.Tensor]
             min(int(length), len(sequence) - 1) for length, sequence in zip(lengths, sequences, strict=True)
         ]
         fed = torch.tensor([sequence[at] for at, sequence in zip(position, sequences, strict=True)])
-        logits = forward.decode(fed.to(forward.device), lengths, int(lengths.max()) + 1, cache)
+        logits = forward.extend(cache, 0, fed.to(forward.device)[:, None], lengths, int(lengths.max()) + 1)
         log_probs = logits.log_softmax(dim=-1).cpu()
         for row, sequence in enumerate(sequences):
             if position[row] + 1 < len(sequence):

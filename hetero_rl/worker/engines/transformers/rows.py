@@ -10,7 +10,6 @@ Shapes: R running rows, M most new tokens of any, K most stop tokens of any, V v
 """
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -57,16 +56,13 @@ class RunningRows:
         return tuple(self._samples)
 
     def admit(self, samples: Sequence[Sample], version: int) -> None:
-        """Adds completions; neighbours that share a prompt object have it prefilled once."""
-        prompts: list[Sequence[int]] = []
-        repeats: list[int] = []
-        for _, sharing in itertools.groupby(samples, key=lambda sample: id(sample.prompt)):
-            same = list(sharing)
-            prompts.append(same[0].prompt[:-1])
-            repeats.append(len(same))
-        self._prefill(len(self._samples), prompts, repeats)
+        """Adds completions; those that share a prompt object have it prefilled once."""
+        self._prefill(samples, len(self._samples))
         joined = _joined_columns(samples, self._forward.max_positions, self._device)
-        self._columns = {name: _stacked(self._columns[name], joined[name]) for name in self._columns}
+        self._columns = {
+            name: _stacked(column, joined[name], _NO_TOKEN if name == "stop_tokens" else 0)
+            for name, column in self._columns.items()
+        }
         for sample in samples:
             sample.version_starts = [(0, version)]
         self._samples.extend(samples)
@@ -76,7 +72,9 @@ class RunningRows:
         """Samples one token for every row and takes out those that ended."""
         columns = self._columns
         positions = columns["length"]
-        logits = self._forward.decode(columns["last_token"], positions, int(positions.max()) + 1, self._cache)
+        logits = self._forward.extend(
+            self._cache, 0, columns["last_token"][:, None], positions, int(positions.max()) + 1
+        )
         tokens, log_probs = self._sampled(logits)
         written = columns["count"][:, None]
         columns["tokens"].scatter_(1, written, tokens[:, None])
@@ -91,14 +89,13 @@ class RunningRows:
     def recompute(self, version: int) -> None:
         """Computes all states anew with the weights that are loaded now; tokens from here on are `version`'s."""
         counts = self._columns["count"].tolist()
-        tokens = self._columns["tokens"].tolist()
-        sequences: list[Sequence[int]] = []
-        for sample, count, row in zip(self._samples, counts, tokens, strict=True):
-            sequences.append([*sample.prompt, *row[:count]][:-1])
+        for sample, count in zip(self._samples, counts, strict=True):
             if sample.version_starts[-1][0] == count:
                 sample.version_starts.pop()
             sample.version_starts.append((count, version))
-        self._prefill(0, sequences, [1] * len(sequences))
+        self._prefill(self._samples, 0)
+        if any(counts):
+            self._feed_again(max(counts))
 
     def remove(self, samples: Sequence[Sample]) -> None:
         """Drops completions that nobody waits for any more."""
@@ -106,16 +103,37 @@ class RunningRows:
         gone = [id(sample) in unwanted for sample in self._samples]
         self._compact(torch.tensor(gone, device=self._device))
 
-    def _prefill(self, first_slot: int, sequences: Sequence[Sequence[int]], repeats: Sequence[int]) -> None:
-        """Computes the states of sequences and copies each into as many slots as it has repeats."""
-        slot = first_slot
-        for start, end in chunks_of_tokens([len(sequence) for sequence in sequences], TOKENS_PER_PASS):
-            rows = torch.arange(end - start).repeat_interleave(torch.tensor(repeats[start:end]))
+    def _prefill(self, samples: Sequence[Sample], first_slot: int) -> None:
+        """Computes the states of all prompts but their last tokens, each prompt once, into neighbouring slots."""
+        slots_of: dict[int, list[int]] = {}
+        prompts: list[Sequence[int]] = []
+        for slot, sample in enumerate(samples, start=first_slot):
+            if id(sample.prompt) not in slots_of:
+                prompts.append(sample.prompt)
+            slots_of.setdefault(id(sample.prompt), []).append(slot)
+        for start, end in chunks_of_tokens([len(prompt) - 1 for prompt in prompts], TOKENS_PER_PASS):
             # A prompt of one token has no states before its last token.
-            if any(sequences[start:end]):
-                states = self._forward.prefill(sequences[start:end])
-                self._cache.place(slot, states, rows.to(self._device))
-            slot += len(rows)
+            if all(len(prompt) == 1 for prompt in prompts[start:end]):
+                continue
+            states = self._forward.prefill([prompt[:-1] for prompt in prompts[start:end]])
+            placed = sorted(
+                (slot, row) for row, prompt in enumerate(prompts[start:end]) for slot in slots_of[id(prompt)]
+            )
+            slots, rows = torch.tensor(placed, device=self._device).unbind(dim=1)
+            self._cache.place(slots, states, rows)
+
+    def _feed_again(self, tokens: int) -> None:
+        """Feeds each prompt's last token and all sampled tokens but the last one; `tokens` is the most of any row."""
+        columns = self._columns
+        lasts = torch.tensor([sample.prompt[-1] for sample in self._samples], device=self._device)
+        fed = torch.cat([lasts[:, None], columns["tokens"][:, : tokens - 1]], dim=1)
+        starts = columns["length"] - columns["count"]
+        rows = max(1, TOKENS_PER_PASS // tokens)
+        for first in range(0, len(fed), rows):
+            part = slice(first, first + rows)
+            visible = int(starts[part].max()) + tokens
+            # Rows with fewer tokens write padding beyond their end, where their next tokens go.
+            self._forward.extend(self._cache, first, fed[part], starts[part], visible)
 
     def _sampled(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         columns = self._columns
@@ -229,16 +247,12 @@ def _joined_columns(
     return {name: column.to(device) for name, column in columns.items()}
 
 
-def _stacked(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-    """Rows of both; the narrower table is widened, with the value that stands for nothing there."""
+def _stacked(above: torch.Tensor, below: torch.Tensor, filler: int) -> torch.Tensor:
+    """Rows of both; the narrower table is widened."""
     if above.ndim == 1:
         return torch.cat([above, below])
     width = max(above.shape[1], below.shape[1])
-    return torch.cat([_widened(above, width), _widened(below, width)])
-
-
-def _widened(table: torch.Tensor, width: int) -> torch.Tensor:
-    # _NO_TOKEN is the filler of stop tokens; of the other tables nothing beyond a row's own limit is ever read.
-    if table.shape[1] == width:
-        return table
-    return torch.nn.functional.pad(table, (0, width - table.shape[1]), value=_NO_TOKEN)
+    widened = [
+        torch.nn.functional.pad(table, (0, width - table.shape[1]), value=filler) for table in (above, below)
+    ]
+    return torch.cat(widened)

@@ -13,7 +13,8 @@
     Shutdown: a stop order, or an exception in the thread; either way every open future gets an EngineError, and every
     later order too.
 
-Admission is first come, first served, by whole groups; a group larger than the engine goes in as room allows.
+Admission is first come, first served, by whole groups; a group larger than the engine goes in as room allows. All
+groups that join between two steps share one prefill.
 """
 
 import contextlib
@@ -38,6 +39,9 @@ from hetero_rl.worker.engines.transformers.rows import RunningRows, Sample
 __all__ = ["Scheduler"]
 
 T = TypeVar("T")
+
+_ADMISSION_SHARE = 8
+"""Groups join once an eighth of the engine is free: one prefill for several groups costs hardly more than for one."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -223,6 +227,8 @@ class Scheduler:
         if self._loads:  # draining: nothing new starts with weights that are about to go
             return
         room = self._capacity - len(self._rows)
+        if len(self._rows) and room < self._capacity // _ADMISSION_SHARE:
+            return
         admitted: list[Sample] = []
         while self._waiting:
             group = self._waiting[0]
