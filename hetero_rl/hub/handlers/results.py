@@ -138,20 +138,22 @@ def _sequence_rows(context: HubContext, batch: TrajectoryBatch) -> list[Sequence
 def _advance(
     context: HubContext, lease: LeaseRow, row: GroupRow, sequences: list[SequenceRow], *, final: bool
 ) -> None:
-    """Finishes the group, keeps the lease, or ends it and queues the rest of the group again."""
+    """Finishes the group when it is whole. Until then the lease goes on, after the final part only for a moment.
+
+    A worker may send the parts of a large group at the same time, so the final one can overtake others. The lease then ends
+    soon by itself unless they arrive, and the rest of the group is queued again.
+    """
     stored = row.stored + len(sequences)
     oldest = min(sequence.oldest_step for sequence in sequences)
-    state = GroupState.LEASED
+    state = row.state
     if stored == row.group_size:
         state = GroupState.FINISHED
-        context.notify(Topic.RESULTS)
-    elif final:
-        state = GroupState.QUEUED
-        context.store.count("leases_incomplete")
-        context.notify(Topic.WORK)
-    if state is not GroupState.LEASED:
         context.store.remove_lease(lease.lease_id)
         context.liveness.lease_ends.pop(lease.lease_id, None)
+        context.notify(Topic.RESULTS)
+    elif final:
+        soon = context.clock.monotonic() + context.settings.heartbeat_seconds
+        context.liveness.lease_ends[lease.lease_id] = soon
     context.store.put_group(
         dataclasses.replace(
             row,

@@ -153,10 +153,18 @@ def test_tokens_of_older_weights_than_leased_are_refused(hub, worker, messages):
         hub.submit(worker, lease, results=messages.batch(lease, version=1))
 
 
-def test_a_final_submission_with_missing_samples_queues_the_rest(hub, worker, messages):
+def test_parts_that_the_final_one_overtook_are_still_taken(hub, worker, messages):
+    (lease,) = hub.lease(worker, free=2).leases
+    hub.submit(worker, lease, final=True, results=messages.batch(lease, indices=(1,)))
+    hub.submit(worker, lease, final=False, results=messages.batch(lease, indices=(0,)))
+    assert hub(run_status).training.finished == 1
+
+
+def test_samples_that_never_come_after_the_final_part_are_soon_queued_again(hub, worker, messages):
     (lease,) = hub.lease(worker, free=2).leases
     hub.submit(worker, lease, results=messages.batch(lease, indices=(0,)))
-    assert hub.store.counters()["leases_incomplete"] == 1
+    hub.clock.advance(5)
+    hub(expire_leases)
     again = hub.lease(worker, free=1).leases[0]
     assert (again.work.group_id, again.work.sample_indices) == ("g0", (1,))
 
