@@ -78,8 +78,8 @@ class IngestShape:
     """How much is handed in."""
 
     workers: int = 8
-    pairs: int = 9
-    submissions: int = 64
+    pairs: int = 15
+    submissions: int = 32
     """Of all workers together, in one measurement."""
     samples: int = 8
     tokens_each: int = 512

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from hetero_rl.bench.registry import BENCHES, Bench
 from hetero_rl.bench.schema import BenchReport, Figure
@@ -39,21 +39,24 @@ for _name, _entry in BENCHES.items():
 
 
 def _show(report: BenchReport) -> None:
-    table = Table("figure", "value", "low", "high", "unit", "target", "", title=f"bench {report.bench}")
+    table = Table(
+        Column("figure", overflow="fold"),
+        "value",
+        "lowest, highest",
+        "unit",
+        "target",
+        title=f"bench {report.bench}",
+    )
     for figure in report.figures:
-        table.add_row(
-            figure.name,
-            *(f"{number:.2f}" for number in (figure.value, figure.low, figure.high)),
-            figure.unit,
-            *_verdict(figure),
-        )
+        spread = f"{figure.low:.2f}, {figure.high:.2f}"
+        table.add_row(figure.name, f"{figure.value:.2f}", spread, figure.unit, _verdict(figure))
     console = Console()
     console.print(table)
     for figure in report.figures:
         console.print(f"{figure.name}: {figure.baseline}", style="dim")
 
 
-def _verdict(figure: Figure) -> tuple[str, str]:
+def _verdict(figure: Figure) -> str:
     if figure.target is None:
-        return "", ""
-    return f"{figure.relation} {figure.target:g}", "met" if figure.met else "missed"
+        return ""
+    return f"{figure.relation} {figure.target:g} {'met' if figure.met else 'missed'}"
