@@ -16,6 +16,7 @@ from hetero_rl.errors import RefusedError, UnreachableError
 from hetero_rl.v1 import fleet_service_pb2, fleet_service_pb2_grpc
 from hetero_rl.wire.channels import control_options, open_channel
 from hetero_rl.wire.health import CHECK_METHOD, ServingStatus, decode_status
+from hetero_rl.wire.refusal import carries_refusal
 
 __all__ = ["preflight"]
 
@@ -44,6 +45,8 @@ def preflight(address: str, credentials: grpc.ChannelCredentials | None, timeout
             _check_service(channel, deadline)
         except grpc.RpcError as error:
             code, text = _code_and_text(error)
+            if carries_refusal(error):
+                raise UnreachableError(f"the hub at {address} does not serve now: {text}") from error
             raise _explain(address, credentials, code, text) from error
     if status is not ServingStatus.SERVING:
         raise UnreachableError(

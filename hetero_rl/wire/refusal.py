@@ -24,7 +24,15 @@ from hetero_rl.errors import (
 )
 from hetero_rl.v1 import errors_pb2
 
-__all__ = ["METADATA_KEY", "REASON_STATUS", "Refusal", "abort", "from_rpc_error", "to_refusal"]
+__all__ = [
+    "METADATA_KEY",
+    "REASON_STATUS",
+    "Refusal",
+    "abort",
+    "carries_refusal",
+    "from_rpc_error",
+    "to_refusal",
+]
 
 METADATA_KEY = "hetero-rl-refusal-bin"
 
@@ -136,6 +144,11 @@ def from_rpc_error(error: grpc.RpcError, call: str) -> HeteroRLError:
     if status in _BARE_REASONS:
         return RefusedError(f"{call}: {status.name}: {text}", _BARE_REASONS[status])
     return UnreachableError(f"{call}: {status.name}: {text}")
+
+
+def carries_refusal(error: grpc.RpcError) -> bool:
+    """Whether a failed call was answered by a hub of hetero-rl, whatever its status."""
+    return _refusal(_parts(error)[2]) is not None
 
 
 def _parts(error: object) -> tuple[grpc.StatusCode, str, Mapping[str, str | bytes]]:

@@ -14,7 +14,13 @@ from hetero_rl.wire.health import ServingStatus, encode_status
 
 
 class Fleet(fleet_service_pb2_grpc.FleetServiceServicer):
+    def __init__(self, refusal):
+        self.refusal = refusal
+
     def GetRunStatus(self, request, context):
+        if self.refusal is not None:
+            context.set_trailing_metadata(self.refusal.trailing_metadata)
+            context.abort(self.refusal.status, self.refusal.text)
         return fleet_service_pb2.GetRunStatusResponse(step=3)
 
 
@@ -28,12 +34,12 @@ def serve():
     """Starts servers; each call returns host:port."""
     with contextlib.ExitStack() as cleanup:
 
-        def start(*add_services, status=ServingStatus.SERVING, fleet=True, credentials=None):
+        def start(*add_services, status=ServingStatus.SERVING, fleet=True, refusal=None, credentials=None):
             server = grpc.server(futures.ThreadPoolExecutor(4), options=server_options())
             if status is not None:
                 server.add_generic_rpc_handlers((health_handler(status),))
             if fleet:
-                fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(Fleet(), server)
+                fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(Fleet(refusal), server)
             for add in add_services:
                 add(server)
             if credentials is None:

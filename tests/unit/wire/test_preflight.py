@@ -9,6 +9,7 @@ from hetero_rl.errors import ConfigError, RefusedError, UnreachableError
 from hetero_rl.wire.credentials import channel_credentials, check_listen_address, server_credentials
 from hetero_rl.wire.health import ServingStatus, decode_status, encode_status
 from hetero_rl.wire.preflight import preflight
+from hetero_rl.wire.refusal import to_refusal
 
 
 def security(certificates, name):
@@ -38,6 +39,12 @@ def test_an_address_without_a_port_is_refused():
 def test_a_hub_that_is_not_ready_may_become_so(serve):
     with pytest.raises(UnreachableError, match="NOT_SERVING"):
         preflight(serve(status=ServingStatus.NOT_SERVING), None, 5)
+
+
+def test_a_hub_that_refuses_for_now_is_a_hub(serve):
+    refusal = to_refusal(RefusedError("the hub is shutting down", "SHUTTING_DOWN"))
+    with pytest.raises(UnreachableError, match="shutting down"):
+        preflight(serve(refusal=refusal), None, 5)
 
 
 @pytest.mark.parametrize("parts", [{"fleet": False}, {"status": None}])
