@@ -25,6 +25,7 @@ class Bench:
 
 
 BENCHES: Mapping[str, Bench] = {
+    "estimators": Bench("hetero_rl.bench.estimators", "Every estimator's weight stage: time and memory."),
     "wire": Bench("hetero_rl.bench.wire", "Trajectories: encoding, bytes per token, durable ingest."),
 }
 """By name."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hetero_rl.estimators.stages.level import segment_sum, to_tokens
 
-__all__ = ["Coefficients", "PreparedBatch", "RecordedBatch"]
+__all__ = ["Coefficients", "PreparedBatch", "RecordedBatch", "token_positions"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
