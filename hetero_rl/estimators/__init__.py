@@ -17,6 +17,7 @@ evaluation of those weights; pi is the current policy. log W = sum_t log(pi/mu).
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions, Needs
 from hetero_rl.estimators.batch import Coefficients, PreparedBatch, RecordedBatch
+from hetero_rl.estimators.diagnostics import diagnostics, diagnostics_by, effective_share
 from hetero_rl.estimators.loss import surrogate_loss
 from hetero_rl.estimators.registry import estimator_class, list_estimators, make_estimator
 
@@ -27,6 +28,9 @@ __all__ = [
     "Needs",
     "PreparedBatch",
     "RecordedBatch",
+    "diagnostics",
+    "diagnostics_by",
+    "effective_share",
     "estimator_class",
     "list_estimators",
     "make_estimator",

@@ -118,6 +118,10 @@ class PreparedBatch:
         tokens = self.recorded.behavior_log_probs.shape[0]
         return to_tokens(self.sequence_weights, lengths, tokens)
 
+    def tokens_of(self, sequence_indices: Tensor) -> Tensor:
+        """Positions of the tokens of the given sequences [k] in the columns per token [m]."""
+        return token_positions(self.recorded.lengths, sequence_indices)
+
     def select(self, sequence_indices: Tensor | Sequence[int]) -> "PreparedBatch":
         """The micro-batch of the given sequence positions [k], in that order; no number changes."""
         lengths = self.recorded.lengths
@@ -172,6 +176,21 @@ class Coefficients:
         if self.weights.shape == self.lengths.shape:
             return self.weights
         return segment_sum(self.weights, self.lengths) / self.lengths
+
+    def select(self, sequence_indices: Tensor) -> "Coefficients":
+        """Those of the given sequence positions [k], in that order."""
+        per_sequence = self.weights.shape == self.lengths.shape
+        chosen = sequence_indices if per_sequence else token_positions(self.lengths, sequence_indices)
+        staleness, chip = self.staleness_log_ratio, self.chip_log_ratio
+        return Coefficients(
+            weights=self.weights[chosen],
+            lengths=self.lengths[sequence_indices],
+            log_importance_ratio=self.log_importance_ratio[sequence_indices],
+            unusable_tokens=self.unusable_tokens[sequence_indices],
+            clamped=self.clamped[sequence_indices],
+            staleness_log_ratio=None if staleness is None else staleness[sequence_indices],
+            chip_log_ratio=None if chip is None else chip[sequence_indices],
+        )
 
     @property
     def masked(self) -> Tensor:
