@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from hetero_rl.launch.supervisor import Supervisor
 from hetero_rl.observe.sink import ViewSink
 from hetero_rl.observe.summary import RunResult, result_of
 from hetero_rl.observe.view import View
+from hetero_rl.trainer.patience import InterruptedRunError
 from hetero_rl.trainer.session import train
 from hetero_rl.trainer.sinks import JsonlSink, Sink, TensorBoardSink
 from hetero_rl.wire.blocking_clients import TrainingClient
@@ -72,14 +73,23 @@ class LocalRun:
         self.run.prepare()
         write_private(self.run.config, self._config.model_dump_json(indent=2) + "\n")
         with Interrupts(self._drain, self._abort), self._supervisor:
-            model_dir = self._model_directory()
-            result = self._train(model_dir)
+            try:
+                result = self._train(self._model_directory())
+            except InterruptedRunError:
+                result = self._nothing_done()
+            except HeteroRLError as error:
+                # What the trainer met may only follow from what the supervisor reported.
+                if self._failure is not None:
+                    raise self._failure from error
+                raise
         if self._failure is not None and not result.complete:
             raise self._failure
         return result
 
     def _train(self, model_dir: Path | None) -> RunResult:
+        self._view.phase("starting the hub and the workers")
         address = self._supervisor.start()
+        self._view.phase(f"hub at {address}; loading the model and waiting for a worker")
         if self._supervisor.fleet is not None:
             self._view.watch(self._supervisor.fleet)
         credentials = channel_credentials(self._config.security)
@@ -113,7 +123,28 @@ class LocalRun:
             return None
         from hetero_rl.starter import ensure_starter
 
-        return ensure_starter(self._config, _starter_reporter(self._view.notify))
+        return ensure_starter(self._config, self._report_starter)
+
+    def _report_starter(self, progress: "Progress") -> None:
+        """Shows every tenth part of the supervised steps; an interruption ends them."""
+        if self._stop.is_set():
+            raise InterruptedRunError("interrupted while the starter model was made")
+        step, steps = progress.step, progress.steps
+        if step in {1, steps} or step % max(steps // 10, 1) == 0:
+            self._view.phase(
+                f"making the starter model: supervised step {step}/{steps}, loss {progress.loss:.3f}"
+            )
+
+    def _nothing_done(self) -> RunResult:
+        return RunResult(
+            complete=False,
+            step=0,
+            total_steps=self._config.run.steps,
+            seconds=0.0,
+            accuracies=(),
+            rewards=(),
+            checkpoint=None,
+        )
 
     def _fail(self, error: HeteroRLError) -> None:
         self._failure = error
@@ -135,14 +166,3 @@ class LocalRun:
         )
         sys.stderr.flush()
         os._exit(INTERRUPTED_EXIT_CODE)
-
-
-def _starter_reporter(notify: Callable[[str], None]) -> "Callable[[Progress], None]":
-    """Reports every tenth part of the supervised steps."""
-
-    def report(progress: "Progress") -> None:
-        step, steps = progress.step, progress.steps
-        if step in {1, steps} or step % max(steps // 10, 1) == 0:
-            notify(f"making the starter model: supervised step {step}/{steps}, loss {progress.loss:.3f}")
-
-    return report

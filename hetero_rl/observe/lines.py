@@ -68,6 +68,10 @@ class LineView:
                 newest = self._progress.evaluations[-1]
                 self._print(f"held-out accuracy {newest.accuracy:.3f} after step {newest.step}")
 
+    def phase(self, text: str) -> None:
+        """Takes what is being done before the first step."""
+        self.notify(text)
+
     def notify(self, text: str) -> None:
         """Takes a sentence for people."""
         with self._lock:

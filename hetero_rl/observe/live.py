@@ -41,6 +41,7 @@ def run_panel(
     progress: RunProgress,
     *,
     elapsed: float,
+    phase: str = "",
     fleet: FleetSnapshot | None = None,
     notices: tuple[str, ...] = (),
 ) -> RenderableType:
@@ -50,12 +51,14 @@ def run_panel(
         title: What is being trained.
         progress: The training itself.
         elapsed: Seconds since the view was opened.
+        phase: What is being done before the first step; empty from then on.
         fleet: The hub's view; None before the first answer.
         notices: Sentences for people, oldest first.
     """
-    parts: list[RenderableType] = [_bar(progress, elapsed), Text(), _metrics(progress), Text()]
+    parts: list[RenderableType] = [_bar(progress, elapsed), Text()]
+    parts.append(Text(f"{phase} ...", style="bold") if phase else _metrics(progress))
     if fleet is not None:
-        parts.append(worker_table(fleet.workers))
+        parts += [Text(), worker_table(fleet.workers)]
     if notices:
         parts += [Text(), *(Text(notice, style="yellow", overflow="fold") for notice in notices)]
     return Panel(Group(*parts), title=title, title_align="left", border_style="blue", padding=(0, 1))
@@ -143,6 +146,7 @@ class LiveView:
         self._title = title
         self._progress = RunProgress(total_steps)
         self._started = time.monotonic()
+        self._phase = ""
         self._notices: deque[str] = deque(maxlen=NOTICES)
         self._fleet: FleetSnapshot | None = None
         self._lock = threading.Lock()
@@ -170,7 +174,13 @@ class LiveView:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes the metrics of a step."""
         with self._lock:
+            self._phase = ""
             self._progress.observe(step, metrics)
+
+    def phase(self, text: str) -> None:
+        """Takes what is being done before the first step; each phase replaces the one before."""
+        with self._lock:
+            self._phase = text
 
     def notify(self, text: str) -> None:
         """Takes a sentence for people."""
@@ -206,6 +216,7 @@ class LiveView:
                 self._title,
                 self._progress,
                 elapsed=time.monotonic() - self._started,
+                phase=self._phase,
                 fleet=self._fleet,
                 notices=tuple(self._notices),
             )

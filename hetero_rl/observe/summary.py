@@ -73,8 +73,8 @@ def _outcome(result: RunResult) -> list[str]:
         else:
             lines.append(f"held-out accuracy {first:.3f} (step {first_step})")
     if result.rewards:
-        first, last = _mean(result.rewards[:REWARD_WINDOW]), _mean(result.rewards[-REWARD_WINDOW:])
-        window = min(REWARD_WINDOW, len(result.rewards))
+        window = max(1, min(REWARD_WINDOW, len(result.rewards) // 2))
+        first, last = _mean(result.rewards[:window]), _mean(result.rewards[-window:])
         lines.append(f"reward {first:.3f} -> {last:.3f} (means of the first and last {window} steps)")
     return lines
 

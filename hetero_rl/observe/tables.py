@@ -48,11 +48,11 @@ def worker_table(workers: tuple[WorkerSummary, ...]) -> RenderableType:
     """One line for each worker."""
     if not workers:
         return Text("no worker has joined yet", style="yellow")
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
     table.add_column("worker")
     table.add_column("backend")
     table.add_column("state")
-    for column in ("weights", "leases", "completions", "tokens", "tok/s", "probe gap", "seen"):
+    for column in ("weights", "leases", "samples", "tokens", "tok/s", "gap", "seen"):
         table.add_column(column, justify="right")
     for worker in workers:
         table.add_row(*_worker_cells(worker))
@@ -75,7 +75,7 @@ def _worker_cells(worker: WorkerSummary) -> tuple[str | Text, ...]:
         short_number(worker.generated_tokens),
         "-" if rate is None else short_number(rate),
         "-" if probe is None else f"{probe.mean_absolute_difference:.1e}",
-        f"{worker.silence:.0f} s ago",
+        f"{worker.silence:.0f}s ago",
     )
 
 

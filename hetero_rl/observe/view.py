@@ -24,6 +24,9 @@ class View(Protocol):
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes the metrics of a step; step 0 is the state before training."""
 
+    def phase(self, text: str) -> None:
+        """Takes what is being done before the first step; each phase replaces the one before."""
+
     def notify(self, text: str) -> None:
         """Takes a sentence for people."""
 

@@ -54,7 +54,7 @@ def test_the_view_shows_run_queues_workers_counters_and_events(fleet, text_of):
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "quickstart step 7/20 weights v8 max lag 2 hub up 1:15 trainer connected" in lines
     assert "training 3 2 1 4 28" in lines
-    assert "cpu-0 cpu active v7 2 96 12.0k 1200 - 0 s ago" in lines
+    assert "cpu-0 cpu active v7 2 96 12.0k 1200 - 0s ago" in lines
     assert "counted invalid_results 2" in lines
     assert lines[-1].endswith("worker_joined cpu-0: no. 1")
 

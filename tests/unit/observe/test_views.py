@@ -51,12 +51,13 @@ def test_an_evaluation_before_training_is_a_line_of_its_own(lines):
     assert file.getvalue() == "held-out accuracy 0.250 after step 0\n"
 
 
-def test_a_notice_is_a_line(lines):
+def test_a_phase_and_a_notice_are_lines(lines):
     view, file = lines
 
+    view.phase("starting the hub")
     view.notify("worker-cpu-0 was ended by SIGKILL")
 
-    assert file.getvalue() == "worker-cpu-0 was ended by SIGKILL\n"
+    assert file.getvalue() == "starting the hub\nworker-cpu-0 was ended by SIGKILL\n"
 
 
 def test_a_view_as_a_sink_goes_on_from_the_resumed_step(lines):
@@ -94,8 +95,12 @@ def test_the_panel_shows_everything_a_person_asks_for(text_of, fleet):
         assert part in text
 
 
-def test_the_panel_stands_before_anything_is_known(text_of):
-    assert "step 0/20" in text_of(run_panel("quickstart", RunProgress(20), elapsed=0))
+def test_before_the_first_step_the_panel_says_what_is_being_done(text_of):
+    text = text_of(run_panel("quickstart", RunProgress(20), elapsed=0, phase="starting the hub"))
+
+    assert "step 0/20" in text
+    assert "starting the hub ..." in text
+    assert "reward" not in text
 
 
 class TestLiveView:
@@ -109,6 +114,15 @@ class TestLiveView:
             view.write(3, STEP)
 
         assert "step 3/20" in console.file.getvalue().rpartition("quickstart")[2]
+
+    def test_the_first_metrics_end_the_phase(self, console):
+        with LiveView("quickstart", 20, console) as view:
+            view.phase("starting the hub")
+            view.write(0, {"eval/accuracy": 0.25})
+
+        last = console.file.getvalue().rpartition("quickstart")[2]
+        assert "starting the hub" not in last
+        assert "0.250 at step 0" in last
 
     def test_workers_appear_once_the_hub_is_known(self, console, fleet):
         asked = threading.Event()
