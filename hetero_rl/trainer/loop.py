@@ -102,6 +102,7 @@ class TrainingLoop:
         self.evaluations += self.evaluator.wait()
         self._write(0, _evaluation_metrics(self.evaluations[-1:]))
         self.clock.take()
+        self._recorded_at = time.monotonic()
 
     def _train(self, batch: TrainingBatch) -> tuple[StepResult | None, RatioSplit | None]:
         """The optimizer step; (None, None) when every sequence was dropped and there is nothing to learn from."""
@@ -154,7 +155,8 @@ class TrainingLoop:
     def _record(self, batch: TrainingBatch, result: StepResult | None, split: RatioSplit | None) -> None:
         """Writes the step's metrics; an evaluation is in the line of the step in which it was finished."""
         last = self.step == self.config.run.steps
-        finished = self.evaluator.wait() if last else self.evaluator.collect()
+        with self.clock.waiting("evaluation"):
+            finished = self.evaluator.wait() if last else self.evaluator.collect()
         self.evaluations += finished
         values = batch_metrics(batch)
         if result is not None:

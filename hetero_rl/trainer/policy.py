@@ -84,8 +84,10 @@ def load_policy(
         ConfigError: The directory is missing, has no config.json or no safetensors, or is not a causal language model.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
     _check_directory(directory)
+    transformers_logging.disable_progress_bar()  # its bars would tear the live view
     try:
         model = AutoModelForCausalLM.from_pretrained(
             directory,

@@ -11,6 +11,7 @@ latest and are never reused. An error of the thread is raised by the next call o
 the version under way.
 """
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,7 +54,7 @@ class Publisher:
         config: Serving type and probe card.
         probes: Token sequences of the probe card; none publishes no card.
         latest_version: The hub's latest; new versions start above it.
-        directory: Where blobs lie until the hub has them.
+        directory: Where blobs lie until the hub has them; emptied at the start.
         patience: Repeats calls.
         clock: Records when a version is under way.
     """
@@ -77,6 +78,7 @@ class Publisher:
         self._directory = directory
         self._patience = patience
         self._clock = clock
+        shutil.rmtree(directory, ignore_errors=True)  # what an earlier life of the run was uploading
         self._scorer = SnapshotScorer(policy)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._under_way: Future[None] | None = None

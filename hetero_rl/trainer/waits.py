@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 
 __all__ = ["CAUSES", "WaitClock"]
 
-CAUSES = ("data", "grading", "weights", "publish", "checkpoint")
+CAUSES = ("data", "grading", "weights", "publish", "checkpoint", "evaluation")
 
 
 class WaitClock:

@@ -7,6 +7,7 @@ from hetero_rl.errors import ConfigError, NonFiniteError, ProtocolError, Refused
 from hetero_rl.trainer.checkpoint import list_checkpoints, read_manifest
 from hetero_rl.trainer.session import train
 from hetero_rl.trainer.sinks import MemorySink
+from hetero_rl.trainer.waits import CAUSES
 from hetero_rl.wire.messages import Disposition
 
 pytestmark = pytest.mark.usefixtures("letters")
@@ -72,7 +73,7 @@ def test_a_run_makes_its_steps_in_the_fixed_order(make_config, make_hub):
 def test_metrics_have_their_names(make_config, make_hub):
     _, metrics = run(make_config(), make_hub())
 
-    waits = {f"wait_seconds/{cause}" for cause in ("data", "grading", "weights", "publish", "checkpoint")}
+    waits = {f"wait_seconds/{cause}" for cause in CAUSES}
     expected = {
         "weight_version", "time", "reward/mean", "reward/std", "lag/mean", "lag/max", "log_importance_ratio/mean",
         "ess", "ess/raw", "share/clamped", "share/masked", "share/dropped", "kl/k1", "kl/k3", "log_prob_gap/mean",
@@ -276,6 +277,17 @@ def test_a_probe_card_holds_log_probs_of_the_published_weights(make_config, make
     found = torch.frombuffer(bytearray(manifest.probe_card.log_probs), dtype=torch.float32)
 
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_what_an_earlier_life_was_uploading_is_removed(make_config, make_hub):
+    config = make_config(run={"steps": 1})
+    leftover = config.run.dir / "outgoing" / "version-9-abc" / "blob-x.partial"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"x")
+
+    run(config, make_hub())
+
+    assert list((config.run.dir / "outgoing").iterdir()) == []
 
 
 def test_a_new_run_does_not_begin_over_an_old_one(make_config, make_hub):
