@@ -17,7 +17,7 @@ from torch import Tensor
 from hetero_rl.estimators.batch import token_positions
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.log_probs import completion_log_probs
-from hetero_rl.trainer.micro_batches import plan_micro_batches
+from hetero_rl.trainer.micro_batches import flat, plan_micro_batches
 from hetero_rl.trainer.policy import Policy
 from hetero_rl.trainer.snapshots import Snapshot, SnapshotScorer
 
@@ -97,9 +97,9 @@ class VersionArchive:
         policy = self._scorer.under(snapshot)
         lengths = batch.total_lengths
         for part in plan_micro_batches([lengths[index] for index in members], self._budget):
-            sequences = [members[position] for position in part]
-            tokens = token_positions(batch.lengths, torch.tensor(sequences))
-            log_probs = completion_log_probs(policy, batch, sequences, self._temperature).cpu()
+            rows = [(members[position],) for position in part]
+            tokens = token_positions(batch.lengths, torch.tensor(flat(rows)))
+            log_probs = completion_log_probs(policy, batch, rows, self._temperature).cpu()
             result[tokens] = torch.where(from_version[tokens], log_probs, result[tokens])
 
 

@@ -85,6 +85,12 @@ class TrainingBatch:
         totals: list[int] = (self.prompt_lengths[self.group_of_sequence] + self.lengths).tolist()
         return totals
 
+    def row_lengths(self, rows: Sequence[Sequence[int]]) -> list[int]:
+        """Tokens of rows that hold a prompt and the completions of some sequences that share it."""
+        prompts = self.prompt_lengths[self.group_of_sequence].tolist()
+        lengths = self.lengths.tolist()
+        return [prompts[row[0]] + sum(lengths[index] for index in row) for row in rows]
+
     @property
     def action_lengths(self) -> Tensor:
         """[S] int64, tokens of each sequence that the policy chose, each at least 1."""

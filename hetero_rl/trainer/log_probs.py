@@ -1,8 +1,16 @@
 """Log-probabilities of completions under the policy, with gradients, without a float32 copy of all logits.
 
-A micro-batch of rows is prompt and completion one after another, padded on the right. Attention is causal, so a real
-token never sees the padding, and the model needs neither mask nor position ids: the numbers are those of each sequence
-alone. Only the positions that predict completion tokens get logits.
+Two layouts of a row, padded on the right:
+
+    plain     prompt  completion                          causal attention, no mask, no position ids
+    shared    prompt  completion 0  completion 1  ...     each completion sees the prompt and itself only, and its
+                                                          positions go on from the prompt's
+
+Attention is causal, so a real token never sees the padding, and the numbers are those of each sequence alone. Sharing
+computes G completions of R tokens after a prompt of P in P + G R tokens in place of G (P + R), with exact gradients: the
+prompt's is the sum over its completions. Not every architecture can; `can_share_prompts` finds out by trying.
+
+Only positions from the first one that predicts a completion token get logits.
 
     log p(token) = logits[token] / temperature - logsumexp(logits / temperature)
 
@@ -12,6 +20,7 @@ d log p / d logits = (one_hot(token) - softmax) / temperature.
 Shapes: B rows, L padded length, V vocabulary, N completion tokens of the micro-batch.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +30,93 @@ from torch import Tensor
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.policy import Policy
 
-__all__ = ["completion_log_probs", "model_logits", "selected_log_probs"]
+__all__ = ["RowTokens", "completion_log_probs", "model_logits", "row_log_probs", "selected_log_probs"]
 
 CHUNK_ELEMENTS = 2**24
 """Logits treated at a time: 64 MiB in float32."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class RowTokens:
+    """A prompt and the completions that share it, int64 ids, each at least one."""
+
+    prompt: Tensor
+    completions: tuple[Tensor, ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each completion."""
+        return [completion.numel() for completion in self.completions]
+
+    def ids(self) -> Tensor:
+        """The row, without padding."""
+        return torch.cat([self.prompt, *self.completions])
+
+    def segments(self) -> Tensor:
+        """0 for the prompt's tokens, i + 1 for those of completion i."""
+        sizes = torch.tensor([self.prompt.numel(), *self.lengths])
+        return torch.repeat_interleave(torch.arange(sizes.numel()), sizes)
+
+    def positions(self) -> Tensor:
+        """Position ids: every completion goes on from the prompt."""
+        start = self.prompt.numel()
+        return torch.cat([torch.arange(start), *(torch.arange(start, start + size) for size in self.lengths)])
+
+    def predictors(self) -> Tensor:
+        """Index in the row of the token that predicts each completion token."""
+        last, start, found = self.prompt.numel() - 1, self.prompt.numel(), []
+        for size in self.lengths:
+            found.append(torch.tensor([last, *range(start, start + size - 1)]))
+            start += size
+        return torch.cat(found)
+
+
+def completion_log_probs(
+    policy: Policy, batch: TrainingBatch, rows: Sequence[Sequence[int]], temperature: float = 1.0
+) -> Tensor:
+    """Log-probabilities of the completion tokens of some sequences of a batch.
+
+    Args:
+        policy: The model; gradients flow unless they are switched off.
+        batch: The batch.
+        rows: Indices of the sequences of each row, which have the same prompt.
+        temperature: The sampling temperature.
+
+    Returns:
+        [N] float32, the sequences in the order of the rows.
+    """
+    tokens = [
+        RowTokens(batch.prompt_of(row[0]), tuple(batch.completion_of(index) for index in row)) for row in rows
+    ]
+    return row_log_probs(policy, tokens, temperature)
+
+
+def row_log_probs(policy: Policy, rows: Sequence[RowTokens], temperature: float = 1.0) -> Tensor:
+    """Log-probabilities of the completion tokens of some rows, [N] float32, in their order."""
+    first = min(row.prompt.numel() for row in rows) - 1
+    padded = torch.nn.utils.rnn.pad_sequence([row.ids() for row in rows], batch_first=True)
+    shared = any(len(row.completions) > 1 for row in rows)
+    layout = _shared_layout(policy, rows, padded.shape[1] - 1) if shared else {}
+    # The last token of a row predicts nothing that was sampled.
+    logits = model_logits(policy, padded[:, :-1], first, **layout)
+    width = logits.shape[1]
+    where = torch.cat([row.predictors() - first + number * width for number, row in enumerate(rows)])
+    token_ids = torch.cat([completion for row in rows for completion in row.completions])
+    return selected_log_probs(
+        logits.flatten(0, 1), where.to(logits.device), token_ids.to(logits.device), temperature
+    )
+
+
+def model_logits(policy: Policy, input_ids: Tensor, first: int, **layout: Tensor) -> Tensor:
+    """Logits [B, L - first, V] of the positions from `first` on, of right-padded rows [B, L]."""
+    kept = input_ids.shape[1] - first
+    with policy.compute():
+        output = policy.model(
+            input_ids=input_ids.to(policy.device), use_cache=False, logits_to_keep=kept, **layout
+        )
+    # A model that does not know `logits_to_keep` gives the logits of every position.
+    logits: Tensor = output.logits[:, -kept:]
+    return logits
 
 
 def selected_log_probs(logits: Tensor, rows: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -32,7 +124,7 @@ def selected_log_probs(logits: Tensor, rows: Tensor, token_ids: Tensor, temperat
 
     Args:
         logits: [M, V], any float type.
-        rows: [N] int64, in [0, M) without repetition: the row that predicts each token.
+        rows: [N] int64, in [0, M): the row that predicts each token.
         token_ids: [N] int64, in [0, V).
         temperature: Divides the logits, above 0.
 
@@ -42,49 +134,19 @@ def selected_log_probs(logits: Tensor, rows: Tensor, token_ids: Tensor, temperat
     return _SelectedLogProbs.apply(logits, rows, token_ids, temperature)  # type: ignore[no-untyped-call,no-any-return]  # torch leaves apply untyped
 
 
-def completion_log_probs(
-    policy: Policy, batch: TrainingBatch, sequences: Sequence[int], temperature: float = 1.0
-) -> Tensor:
-    """Log-probabilities of the completion tokens of some sequences of a batch.
-
-    Args:
-        policy: The model; gradients flow unless they are switched off.
-        batch: The batch.
-        sequences: Indices of the sequences, in the order wanted.
-        temperature: The sampling temperature.
-
-    Returns:
-        [N] float32, the sequences one after another.
-    """
-    prompts = [batch.prompt_of(index) for index in sequences]
-    completions = [batch.completion_of(index) for index in sequences]
-    rows = [torch.cat(pair) for pair in zip(prompts, completions, strict=True)]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    # Position p predicts token p + 1, so the first logits wanted belong to the last token of the shortest prompt.
-    first = min(prompt.numel() for prompt in prompts) - 1
-    logits = model_logits(policy, padded[:, :-1], first)
-    row_index = torch.cat([torch.full_like(ids, row) for row, ids in enumerate(completions)])
-    position = torch.cat(
-        [
-            torch.arange(ids.numel()) + prompt.numel() - 1 - first
-            for prompt, ids in zip(prompts, completions, strict=True)
-        ]
-    )
-    flat = row_index * logits.shape[1] + position
-    token_ids = torch.cat(completions)
-    return selected_log_probs(
-        logits.flatten(0, 1), flat.to(logits.device), token_ids.to(logits.device), temperature
-    )
-
-
-def model_logits(policy: Policy, input_ids: Tensor, first: int) -> Tensor:
-    """Logits [B, L - first, V] of the positions from `first` on, of right-padded rows [B, L]."""
-    kept = input_ids.shape[1] - first
-    with policy.compute():
-        output = policy.model(input_ids=input_ids.to(policy.device), use_cache=False, logits_to_keep=kept)
-    # A model that does not know `logits_to_keep` gives the logits of every position.
-    logits: Tensor = output.logits[:, -kept:]
-    return logits
+def _shared_layout(policy: Policy, rows: Sequence[RowTokens], length: int) -> dict[str, Tensor]:
+    """Position ids [B, L] and additive attention mask [B, 1, L, L] of rows with several completions."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    positions = pad([row.positions() for row in rows], batch_first=True)[:, :length]
+    segments = pad([row.segments() for row in rows], batch_first=True, padding_value=-1)[:, :length]
+    own = segments[:, :, None] == segments[:, None, :]
+    visible = (own | (segments[:, None, :] == 0)) & torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.zeros(visible.shape, dtype=policy.compute_dtype)
+    mask.masked_fill_(~visible, torch.finfo(policy.compute_dtype).min)
+    return {
+        "position_ids": positions.to(policy.device),
+        "attention_mask": mask[:, None].to(policy.device),
+    }
 
 
 class _SelectedLogProbs(torch.autograd.Function):
@@ -115,8 +177,8 @@ class _SelectedLogProbs(torch.autograd.Function):
                 .mul_(-scale)
             )
             probabilities.scatter_add_(-1, token_ids[part, None], scale)
-            # Each row of logits predicts one token, so rows never repeat and assignment loses nothing.
-            result[rows[part]] = probabilities.to(logits.dtype)
+            # The last token of a shared prompt predicts the first token of several completions.
+            result.index_add_(0, rows[part], probabilities.to(logits.dtype))
         return result, None, None, None
 
 

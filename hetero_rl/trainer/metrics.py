@@ -11,6 +11,8 @@
     chip/mean, staleness/mean          parts of log W of the sequences that were split, where there are any
     tokens_per_second/generated        completion tokens of the batch per second of the step
     tokens_per_second/trained          prompt and completion tokens per second of forward, backward and optimizer
+    computed_tokens/share              tokens computed, padding included, over prompt and completion tokens; below 1
+                                       where prompts are shared
     wait_seconds/CAUSE                 seconds that the device waited since the record before
     step_seconds                       seconds since the record before
 
@@ -84,6 +86,7 @@ def result_metrics(
         "kl/k3": (log_ratio.expm1() - log_ratio).mean().item(),
         "coefficient/mean": coefficients.values.double().mean().item(),
         "tokens_per_second/trained": sum(batch.total_lengths) / result.seconds,
+        "computed_tokens/share": result.padded_tokens / sum(batch.total_lengths),
         **_gap_metrics(batch, log_ratio.abs()),
         **_split_metrics(split),
     }

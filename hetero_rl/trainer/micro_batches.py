@@ -1,49 +1,87 @@
-"""Cuts a batch into micro-batches by a token budget. Pure.
+"""Cuts a batch into rows and rows into micro-batches by a token budget. Pure.
 
-A micro-batch is padded on the right to its longest sequence, so it costs rows times that length. Sequences are sorted
-by length first, which keeps the padding small, and the longest come first: if memory does not suffice, it shows at once.
+A row is a prompt followed by one completion of it, or by several where the model can share the prompt: then the prompt
+is computed once for all of them. A micro-batch is padded on the right to its longest row, so it costs rows times that
+length. Rows are sorted by length first, which keeps the padding small, and the longest come first: if memory does not
+suffice, it shows at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hetero_rl.errors import ConfigError
 
-__all__ = ["padded_tokens", "plan_micro_batches"]
+__all__ = ["Rows", "flat", "plan_micro_batches", "plan_rows"]
+
+Rows = tuple[tuple[int, ...], ...]
+"""A micro-batch: the sequences of each row, which all have the same prompt."""
 
 
-def plan_micro_batches(lengths: Sequence[int], tokens_per_micro_batch: int) -> tuple[tuple[int, ...], ...]:
-    """Assigns every sequence to one micro-batch.
+def plan_rows(
+    groups: Sequence[int], prompt_lengths: Sequence[int], lengths: Sequence[int], row_tokens: int
+) -> Rows:
+    """Puts the sequences of a group into rows.
 
     Args:
-        lengths: Prompt plus completion tokens of each sequence.
+        groups: Group of each sequence.
+        prompt_lengths: Prompt tokens of each sequence's group.
+        lengths: Completion tokens of each sequence.
+        row_tokens: Most tokens of a row with several completions; 0 gives every completion a row of its own.
+
+    Example:
+        >>> plan_rows([0, 0, 0, 1], [4, 4, 4, 2], [3, 2, 5, 1], 10)
+        ((0, 1), (2,), (3,))
+    """
+    rows: list[list[int]] = []
+    open_rows: dict[int, int] = {}
+    sizes: list[int] = []
+    for index, group in enumerate(groups):
+        row = open_rows.get(group)
+        if row is None or sizes[row] + lengths[index] > row_tokens:
+            open_rows[group] = len(rows)
+            rows.append([index])
+            sizes.append(prompt_lengths[index] + lengths[index])
+        else:
+            rows[row].append(index)
+            sizes[row] += lengths[index]
+    return tuple(map(tuple, rows))
+
+
+def plan_micro_batches(
+    row_lengths: Sequence[int], tokens_per_micro_batch: int
+) -> tuple[tuple[int, ...], ...]:
+    """Assigns every row to one micro-batch.
+
+    Args:
+        row_lengths: Tokens of each row.
         tokens_per_micro_batch: Most tokens of a micro-batch, padding included.
 
     Returns:
-        Indices into `lengths`, one tuple per micro-batch.
+        Indices into `row_lengths`, one tuple per micro-batch.
 
     Raises:
-        ConfigError: One sequence alone is longer than the budget.
+        ConfigError: One row alone is longer than the budget.
 
     Example:
         >>> plan_micro_batches([2, 5, 3, 4], 10)
         ((1, 3), (2, 0))
     """
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    if order and lengths[order[0]] > tokens_per_micro_batch:
+    order = sorted(range(len(row_lengths)), key=lambda index: (-row_lengths[index], index))
+    if order and row_lengths[order[0]] > tokens_per_micro_batch:
         raise ConfigError(
-            f"trainer.tokens_per_micro_batch is {tokens_per_micro_batch}, but a sequence has {lengths[order[0]]} tokens"
-            " with its prompt; set it to at least the longest prompt plus sampling.max_new_tokens"
+            f"trainer.tokens_per_micro_batch is {tokens_per_micro_batch}, but a sequence has"
+            f" {row_lengths[order[0]]} tokens with its prompt; set it to at least the longest prompt plus"
+            " sampling.max_new_tokens"
         )
     plan: list[tuple[int, ...]] = []
     current: list[int] = []
     for index in order:
-        if current and (len(current) + 1) * lengths[current[0]] > tokens_per_micro_batch:
+        if current and (len(current) + 1) * row_lengths[current[0]] > tokens_per_micro_batch:
             plan.append(tuple(current))
             current = []
         current.append(index)
     return (*plan, tuple(current)) if current else tuple(plan)
 
 
-def padded_tokens(lengths: Sequence[int], plan: Sequence[Sequence[int]]) -> int:
-    """Tokens that a plan computes, padding included."""
-    return sum(len(micro_batch) * max(lengths[index] for index in micro_batch) for micro_batch in plan)
+def flat(rows: Iterable[Sequence[int]]) -> list[int]:
+    """The sequences of some rows, one after another."""
+    return [index for row in rows for index in row]

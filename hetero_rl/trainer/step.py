@@ -25,10 +25,19 @@ from hetero_rl.estimators import Coefficients, Estimator, Needs, PreparedBatch, 
 from hetero_rl.estimators.batch import token_positions
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.log_probs import completion_log_probs
-from hetero_rl.trainer.micro_batches import padded_tokens, plan_micro_batches
+from hetero_rl.trainer.micro_batches import Rows, flat, plan_micro_batches, plan_rows
 from hetero_rl.trainer.policy import Policy
+from hetero_rl.trainer.sharing import SHARED_ROW_TOKENS, can_share_prompts
 
-__all__ = ["Learner", "StepResult", "action_log_probs", "learning_rate_at", "make_optimizer", "record"]
+__all__ = [
+    "Learner",
+    "StepResult",
+    "action_log_probs",
+    "learning_rate_at",
+    "make_optimizer",
+    "plan_batch",
+    "record",
+]
 
 HALF_PRECISION_LOSS_SCALE = 2.0**14
 """Lifts float16 gradients of a loss that is divided by all tokens of the batch out of the subnormal range."""
@@ -92,12 +101,21 @@ def record(
     )
 
 
-def action_log_probs(
-    policy: Policy, batch: TrainingBatch, sequences: "tuple[int, ...]", temperature: float
-) -> Tensor:
+def action_log_probs(policy: Policy, batch: TrainingBatch, rows: Rows, temperature: float) -> Tensor:
     """Log-probabilities of the action tokens of some sequences, [n] float32 on the CPU, with gradients."""
-    mask = torch.cat([batch.action_mask[batch.tokens_of(index)] for index in sequences])
-    return completion_log_probs(policy, batch, sequences, temperature).cpu()[mask]
+    mask = torch.cat([batch.action_mask[batch.tokens_of(index)] for index in flat(rows)])
+    return completion_log_probs(policy, batch, rows, temperature).cpu()[mask]
+
+
+def plan_batch(batch: TrainingBatch, tokens_per_micro_batch: int, *, share_prompts: bool) -> tuple[Rows, ...]:
+    """The micro-batches of a batch; raises ConfigError when one sequence exceeds the budget."""
+    row_tokens = min(tokens_per_micro_batch, SHARED_ROW_TOKENS) if share_prompts else 0
+    groups = batch.group_of_sequence
+    rows = plan_rows(
+        groups.tolist(), batch.prompt_lengths[groups].tolist(), batch.lengths.tolist(), row_tokens
+    )
+    plan = plan_micro_batches(batch.row_lengths(rows), tokens_per_micro_batch)
+    return tuple(tuple(rows[index] for index in part) for part in plan)
 
 
 class Learner:
@@ -109,6 +127,7 @@ class Learner:
         config: Optimizer settings.
         tokens_per_micro_batch: Budget of one forward and backward pass, padding included.
         temperature: The sampling temperature; log-probabilities are those of the tempered distribution.
+        share_prompts: Whether a prompt is computed once for several completions; None finds out whether the model can.
     """
 
     def __init__(
@@ -119,17 +138,19 @@ class Learner:
         *,
         tokens_per_micro_batch: int,
         temperature: float = 1.0,
+        share_prompts: bool | None = None,
     ) -> None:
         self.policy = policy
+        self.share_prompts = can_share_prompts(policy) if share_prompts is None else share_prompts
         self.optimizer = make_optimizer(policy, config)
         self._estimator = estimator
         self._config = config
         self._budget = tokens_per_micro_batch
         self._temperature = temperature
 
-    def plan(self, batch: TrainingBatch) -> tuple[tuple[int, ...], ...]:
+    def plan(self, batch: TrainingBatch) -> tuple[Rows, ...]:
         """The micro-batches of a batch; raises ConfigError when one sequence exceeds the budget."""
-        return plan_micro_batches(batch.total_lengths, self._budget)
+        return plan_batch(batch, self._budget, share_prompts=self.share_prompts)
 
     def step(self, batch: TrainingBatch, recorded: RecordedBatch) -> StepResult:
         """Makes one optimizer step with a batch of at least one sequence.
@@ -141,7 +162,7 @@ class Learner:
         plan = self.plan(batch)
         prepared = self._estimator.prepare(recorded, self._current_log_probs(batch, plan))
         self.optimizer.zero_grad(set_to_none=True)
-        parts = [self._forward_and_backward(batch, prepared, sequences) for sequences in plan]
+        parts = [self._forward_and_backward(batch, prepared, rows) for rows in plan]
         loss = math.fsum(part.loss for part in parts)
         gradient_norm = self._clip_gradients(batch.step)
         learning_rate = learning_rate_at(batch.step, self._config)
@@ -155,11 +176,11 @@ class Learner:
             log_probs=_in_batch_order([part.log_probs for part in parts], plan, recorded.lengths),
             prepared=prepared,
             coefficients=_joined_coefficients([part.coefficients for part in parts], plan, recorded.lengths),
-            padded_tokens=padded_tokens(batch.total_lengths, plan),
+            padded_tokens=sum(len(rows) * max(batch.row_lengths(rows)) for rows in plan),
             seconds=time.monotonic() - started,
         )
 
-    def _current_log_probs(self, batch: TrainingBatch, plan: tuple[tuple[int, ...], ...]) -> Tensor | None:
+    def _current_log_probs(self, batch: TrainingBatch, plan: tuple[Rows, ...]) -> Tensor | None:
         """One pass without gradients, only for estimators that couple sequences through the current policy."""
         if self._estimator.needs is not Needs.CURRENT_POLICY:
             return None
@@ -167,11 +188,9 @@ class Learner:
             parts = [action_log_probs(self.policy, batch, part, self._temperature) for part in plan]
         return _in_batch_order(parts, plan, batch.action_lengths)
 
-    def _forward_and_backward(
-        self, batch: TrainingBatch, prepared: PreparedBatch, sequences: tuple[int, ...]
-    ) -> "_Part":
-        part = prepared.select(sequences)
-        log_probs = action_log_probs(self.policy, batch, sequences, self._temperature)
+    def _forward_and_backward(self, batch: TrainingBatch, prepared: PreparedBatch, rows: Rows) -> "_Part":
+        part = prepared.select(flat(rows))
+        log_probs = action_log_probs(self.policy, batch, rows, self._temperature)
         coefficients = self._estimator.coefficients(part, log_probs.detach())
         loss = surrogate_loss(part, coefficients, log_probs)
         if not bool(log_probs.detach().isfinite().all()) or not math.isfinite(loss.item()):
@@ -207,20 +226,18 @@ class _Part:
     coefficients: Coefficients
 
 
-def _in_batch_order(parts: list[Tensor], plan: tuple[tuple[int, ...], ...], lengths: Tensor) -> Tensor:
+def _in_batch_order(parts: list[Tensor], plan: tuple[Rows, ...], lengths: Tensor) -> Tensor:
     """Token columns of the micro-batches, put back into the order of the batch's sequences."""
-    order = torch.tensor([index for sequences in plan for index in sequences])
+    order = torch.tensor([index for rows in plan for index in flat(rows)])
     joined = torch.cat(parts)
     result = torch.empty_like(joined)
     result[token_positions(lengths, order)] = joined
     return result
 
 
-def _joined_coefficients(
-    parts: list[Coefficients], plan: tuple[tuple[int, ...], ...], lengths: Tensor
-) -> Coefficients:
+def _joined_coefficients(parts: list[Coefficients], plan: tuple[Rows, ...], lengths: Tensor) -> Coefficients:
     """The coefficients of the whole batch from those of its micro-batches."""
-    order = torch.tensor([index for sequences in plan for index in sequences])
+    order = torch.tensor([index for rows in plan for index in flat(rows)])
 
     def sequences(columns: list[Tensor]) -> Tensor:
         joined = torch.cat(columns)

@@ -66,26 +66,46 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch, chunk_elements)
 
 
 def test_a_padded_micro_batch_gives_each_sequence_its_own_numbers(policy, batch):
-    result = completion_log_probs(policy, batch, [2, 0, 3, 1])
+    result = completion_log_probs(policy, batch, [(2,), (0,), (3,), (1,)])
 
     expected = torch.cat([alone(policy, batch, sequence) for sequence in (2, 0, 3, 1)])
     torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
 
 
-def test_gradients_do_not_depend_on_how_a_batch_is_cut(policy, batch):
+def test_completions_that_share_a_prompt_get_the_same_numbers(policy, batch):
+    result = completion_log_probs(policy, batch, [(3, 2), (0, 1)])
+
+    expected = torch.cat([alone(policy, batch, sequence) for sequence in (3, 2, 0, 1)])
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [[[(2,)], [(0,), (3,)], [(1,)]], [[(0, 1)], [(2, 3)]], [[(2, 3), (1, 0)]], [[(2, 3)], [(1,), (0,)]]],
+)
+def test_gradients_do_not_depend_on_how_a_batch_is_cut(policy, batch, plan):
     weights = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.25, -1.0, 2.0, 1.5, -0.5]) / 9
 
     def gradients(plan):
         policy.model.zero_grad()
-        for sequences in plan:
-            part = torch.cat([weights[batch.tokens_of(sequence)] for sequence in sequences])
-            (completion_log_probs(policy, batch, sequences) * part).sum().backward()
+        for rows in plan:
+            part = torch.cat([weights[batch.tokens_of(sequence)] for row in rows for sequence in row])
+            (completion_log_probs(policy, batch, rows) * part).sum().backward()
         return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
 
-    whole = gradients([[0, 1, 2, 3]])
+    whole = gradients([[(0,), (1,), (2,), (3,)]])
 
-    torch.testing.assert_close(gradients([[2], [0, 3], [1]]), whole, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(gradients(plan), whole, atol=1e-6, rtol=1e-5)
     assert whole.abs().max() > 1e-3
+
+
+def test_a_row_that_predicts_several_tokens_gets_all_their_gradients():
+    # Probabilities 1/4 and 3/4; the tokens 1 and 0 are both predicted by the row.
+    logits = torch.tensor([[0.0, math.log(3)]], requires_grad=True)
+
+    selected_log_probs(logits, torch.tensor([0, 0]), torch.tensor([1, 0])).sum().backward()
+
+    assert logits.grad.tolist()[0] == pytest.approx([-0.25 + 0.75, 0.25 - 0.75])
 
 
 def test_bfloat16_logits_are_read_in_float32():

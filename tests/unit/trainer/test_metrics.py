@@ -87,6 +87,7 @@ def test_numbers_of_a_step(batch, result):
     assert values["share/masked"] == pytest.approx(1 / 3)
     # Prompts of 1 token and completions of 2, 1 and 1, in half a second.
     assert values["tokens_per_second/trained"] == pytest.approx(7 / 0.5)
+    assert values["computed_tokens/share"] == pytest.approx(9 / 7)
     assert "chip/mean" not in values
 
 

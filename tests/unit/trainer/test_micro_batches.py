@@ -1,7 +1,7 @@
 import pytest
 
 from hetero_rl.errors import ConfigError
-from hetero_rl.trainer.micro_batches import padded_tokens, plan_micro_batches
+from hetero_rl.trainer.micro_batches import flat, plan_micro_batches, plan_rows
 
 
 def test_longest_sequences_come_first_and_padding_counts_against_the_budget():
@@ -35,5 +35,22 @@ def test_no_sequences_make_no_micro_batches():
     assert plan_micro_batches([], 4) == ()
 
 
-def test_padded_tokens_are_rows_times_the_longest_row():
-    assert padded_tokens([2, 5, 3, 4], [(1, 3), (2, 0)]) == 2 * 5 + 2 * 3
+def test_completions_of_a_prompt_share_a_row_up_to_its_limit():
+    # Prompt 4 and completions 3 + 2 make 9; 5 more would make 14.
+    assert plan_rows([0, 0, 0, 1], [4, 4, 4, 2], [3, 2, 5, 1], 10) == ((0, 1), (2,), (3,))
+
+
+def test_without_sharing_every_completion_has_a_row_of_its_own():
+    assert plan_rows([0, 0, 1], [4, 4, 2], [3, 2, 5], 0) == ((0,), (1,), (2,))
+
+
+def test_sequences_of_a_group_need_not_be_neighbours():
+    assert plan_rows([0, 1, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1], 8) == ((0, 2), (1, 3))
+
+
+def test_a_completion_that_is_longer_than_a_shared_row_is_alone():
+    assert plan_rows([0, 0, 0], [4, 4, 4], [9, 1, 1], 8) == ((0,), (1, 2))
+
+
+def test_rows_flatten_to_their_sequences():
+    assert flat(((0, 2), (1,))) == [0, 2, 1]

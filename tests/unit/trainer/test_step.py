@@ -20,9 +20,10 @@ def batch(make_group):
     return build_batch(1, groups, [[1.0, 0.0], [0.25, 0.75]], max_lag=0, vocabulary_size=12)
 
 
-def learner(policy, name="reinforce", options=None, *, budget=64, **settings):
+def learner(policy, name="reinforce", options=None, *, budget=64, share=True, **settings):
     config = OptimizerConfig(**{"learning_rate": 1e-2, **settings})
-    return Learner(policy, make_estimator(name, options), config, tokens_per_micro_batch=budget)
+    estimator = make_estimator(name, options)
+    return Learner(policy, estimator, config, tokens_per_micro_batch=budget, share_prompts=share)
 
 
 def recorded(batch, **columns):
@@ -35,7 +36,7 @@ def weights(policy):
 
 def test_the_gradient_of_reinforce_is_that_of_its_formula(policy, batch):
     # Advantages r - mean: 0.5, -0.5, -0.25, 0.25; every one of the 11 tokens counts 1/11.
-    current = action_log_probs(policy, batch, (0, 1, 2, 3), 1.0)
+    current = action_log_probs(policy, batch, ((0,), (1,), (2,), (3,)), 1.0)
     factors = [0.5 / 11, -0.5 / 11, -0.25 / 11, 0.25 / 11]
     loss = -sum(factor * current[batch.tokens_of(i)].sum() for i, factor in enumerate(factors))
     loss.backward()
@@ -54,9 +55,9 @@ def test_a_step_does_not_depend_on_how_the_batch_was_cut(model_dir, batch, name)
     from hetero_rl.trainer.policy import load_policy
 
     results, states = [], []
-    for budget in (64, 12, 6):
+    for budget, share in ((64, False), (12, False), (6, False), (64, True), (7, True)):
         policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float32)
-        subject = learner(policy, name, budget=budget, epsilon=1e-3)
+        subject = learner(policy, name, budget=budget, share=share, epsilon=1e-3)
         results.append(subject.step(batch, recorded(batch)))
         states.append(weights(policy))
 
@@ -86,11 +87,11 @@ def test_the_same_inputs_give_bit_equal_results(model_dir, batch):
 
 def test_a_step_raises_the_log_probability_of_what_was_rewarded(policy, batch):
     subject = learner(policy, weight_decay=0.0)
-    before = action_log_probs(policy, batch, (0,), 1.0).sum().item()
+    before = action_log_probs(policy, batch, ((0,),), 1.0).sum().item()
 
     subject.step(batch, recorded(batch))
 
-    assert action_log_probs(policy, batch, (0,), 1.0).sum().item() > before
+    assert action_log_probs(policy, batch, ((0,),), 1.0).sum().item() > before
 
 
 def test_masked_tokens_are_not_part_of_the_batch_that_the_estimator_sees(policy, make_group):
@@ -181,6 +182,15 @@ def test_half_precision_gradients_are_those_of_float32_within_its_rounding(model
 
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
     assert norms[2] == pytest.approx(norms[0], rel=0.02)
+
+
+def test_a_shared_prompt_is_computed_once(policy, batch):
+    shared = learner(policy, share=True).step(batch, recorded(batch))
+    plain = learner(policy, share=False).step(batch, recorded(batch))
+
+    # Prompts of 3 and 1, completions of 2 + 3 and 4 + 2: rows of 8 and 7, or of 6, 5, 5 and 3.
+    assert shared.padded_tokens == 2 * 8
+    assert plain.padded_tokens == 4 * 6
 
 
 def test_an_estimator_that_needs_the_current_policy_gets_one_extra_pass(policy, batch, monkeypatch):
