@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 from typer.testing import CliRunner
 
@@ -12,3 +14,15 @@ def cli(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     runner = CliRunner()
     return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(autouse=True)
+def _root_logger():
+    """Commands set up logging for a whole process; here the process goes on."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in set(root.handlers) - set(before):
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
