@@ -6,11 +6,12 @@ loops ──► Link.call ──► port ──► hub
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from hetero_rl.errors import HeteroRLError, RefusedError
+from hetero_rl.errors import HeteroRLError, RefusedError, UnreachableError
 from hetero_rl.wire.messages import JoinGrant, JoinRequest, WorkerIdentity
 from hetero_rl.wire.ports import RolloutPort
 from hetero_rl.worker.resend import Backoff, Contact, Pacing, may_pass
@@ -40,6 +41,7 @@ class Link:
         self._grant: JoinGrant | None = None
         self._joins = 0
         self._joining = asyncio.Lock()
+        self._answered = asyncio.Event()  # set and replaced at every answer
 
     @property
     def identity(self) -> WorkerIdentity:
@@ -99,10 +101,24 @@ class Link:
                 self.contact.check(self._pacing.patience, error)
                 delay = backoff.next_delay()
                 _logger.warning("%s failed, again in %.1f s: %s", what, delay, error)
-                await asyncio.sleep(delay)
+                await self._pause(delay, error)
             else:
-                self.contact.note()
+                self._note_answer()
                 return answer
+
+    def _note_answer(self) -> None:
+        self.contact.note()
+        answered, self._answered = self._answered, asyncio.Event()
+        answered.set()
+
+    async def _pause(self, delay: float, error: HeteroRLError) -> None:
+        """Waits before a repeat; when another call reaches a hub that was gone, the wait is over."""
+        if isinstance(error, UnreachableError):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._answered.wait()
+        else:
+            await asyncio.sleep(delay)
 
     async def _join_again(self, joins: int, cause: RefusedError) -> None:
         async with self._joining:

@@ -291,7 +291,7 @@ async def test_after_a_load_tokens_come_from_the_new_weights(engine, subject):
 
 
 async def test_an_update_in_flight_splits_completions_where_the_weights_changed(engine, subject):
-    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=100)))
+    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=200)))
     await running_tokens(engine, 30)
     await engine.load_weights(subject.state(2), 2)
     completions = await running
@@ -301,7 +301,7 @@ async def test_an_update_in_flight_splits_completions_where_the_weights_changed(
     for completion, old, new in zip(completions, under_old, under_new, strict=True):
         first, second = completion.spans
         assert (first.start, first.end, first.weight_version) == (0, second.start, 1)
-        assert (second.end, second.weight_version) == (100, 2)
+        assert (second.end, second.weight_version) == (200, 2)
         assert list(completion.log_probs) == pytest.approx(
             [*old[: first.end], *new[first.end :]], abs=ROUNDING
         )
@@ -339,7 +339,7 @@ async def test_a_draining_engine_ends_running_completions_before_it_loads(subjec
     engine = await subject.start(drain_before_update=True)
     assert not engine.capabilities().in_flight_update
     await engine.load_weights(subject.state(1), 1)
-    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=100)))
+    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=200)))
     await running_tokens(engine, 12)
     loading = asyncio.create_task(engine.load_weights(subject.state(2), 2))
     await asyncio.wait([running, loading], return_when=asyncio.ALL_COMPLETED)

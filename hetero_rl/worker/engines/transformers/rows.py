@@ -185,7 +185,11 @@ class RunningRows:
                 column[target] = column[source]
             for hole, mover in zip(holes, movers, strict=True):
                 self._samples[hole] = self._samples[mover]
-        self._columns = {name: column[:left] for name, column in self._columns.items()}
+        if left:
+            self._columns = {name: column[:left] for name, column in self._columns.items()}
+        else:
+            # Tables are as wide as the longest completion they ever held; an idle engine keeps none.
+            self._columns = _empty_columns(self._device)
         del self._samples[left:]
         self._note_sampling()
 
