@@ -43,7 +43,8 @@ SELECT groups.purpose, groups.ordinal, groups.step, sequences.group_id, sequence
     coalesce(retained.log_probs, substr(columns.log_probs, 4 * start + 1, 4 * length)) AS log_probs,
     retained.trainer_log_probs
 FROM (SELECT *, sum(length) OVER (PARTITION BY submission_id ORDER BY position) - length AS start FROM sequences
-    WHERE group_id IN (SELECT group_id FROM groups WHERE purpose = ?1 AND (?2 IS NULL OR step = ?2))) AS sequences
+    WHERE group_id IN (SELECT group_id FROM groups WHERE purpose = ?1 AND (?2 IS NULL OR step = ?2))
+        AND group_id IN (SELECT group_id FROM columns UNION SELECT group_id FROM retained)) AS sequences
 JOIN groups ON groups.group_id = sequences.group_id
 JOIN prompts ON prompts.group_id = sequences.group_id
 JOIN submissions ON submissions.submission_id = sequences.submission_id

@@ -60,11 +60,10 @@ def _check_credits(context: HubContext, run: RunRecord, new: Sequence[PromptGrou
             "NO_CREDIT",
             {"credits": str(credits_left)},
         )
-    counts = context.store.group_counts()
-    waiting = sum(
-        counts.get((Purpose.EVALUATION, state), 0)
-        for state in (GroupState.QUEUED, GroupState.LEASED, GroupState.FINISHED)
-    )
+    if train == len(new):
+        return
+    open_states = (GroupState.QUEUED, GroupState.LEASED, GroupState.FINISHED)
+    waiting = sum(context.store.count_groups(Purpose.EVALUATION, state) for state in open_states)
     if waiting + len(new) - train > _MAX_OPEN_EVALUATION_GROUPS:
         raise RefusedError(
             f"{waiting} evaluation groups wait already: take them before more are enqueued",

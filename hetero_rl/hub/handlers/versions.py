@@ -140,13 +140,14 @@ def prune_versions(context: HubContext, checkpoints: Collection[int]) -> tuple[s
     rows = context.store.versions()
     manifests = {row.version: context.store.manifest(row.version) for row in rows}
     horizon = context.clock.monotonic() - context.settings.blob_grace
-    asked_blobs = {digest for digest, at in context.liveness.blob_asked.items() if at >= horizon}
+    asked_blobs = {digest: at for digest, at in context.liveness.blob_asked.items() if at >= horizon}
+    context.liveness.blob_asked = asked_blobs
     blobs = {
         version: {blob.digest for blob in manifest.blobs}
         for version, manifest in manifests.items()
         if manifest
     }
-    asked = {version for version, digests in blobs.items() if digests & asked_blobs}
+    asked = {version for version, digests in blobs.items() if digests & asked_blobs.keys()}
     keep = set(kept_versions(rows, checkpoints, asked))
     for version in sorted(keep, reverse=True):  # what a kept delta builds on is kept, too
         manifest = manifests.get(version)

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from hetero_rl.errors import HeteroRLError, InvalidMessageError
+from hetero_rl.errors import HeteroRLError, InvalidMessageError, RefusedError
 from hetero_rl.hub.core import HubCore, counter_of
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.wire.refusal import abort
@@ -102,7 +102,8 @@ def refusing(method: Callable[[Any, Any, Any], Awaitable[T]]) -> Callable[[Any, 
             await servicer.core.run(_count, counter_of(malformed.error))
         except HeteroRLError as refused:
             error = refused
-        _logger.info("%s refused: %s", method.__name__, error)
+        waits = isinstance(error, RefusedError) and error.reason == "RUN_NOT_OPEN"
+        _logger.log(logging.DEBUG if waits else logging.INFO, "%s refused: %s", method.__name__, error)
         return await abort(context, error)
 
     return guarded

@@ -127,7 +127,11 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
 
     @abstractmethod
     def group_counts(self) -> Mapping[tuple[Purpose, GroupState], int]:
-        """Number of groups in each stage."""
+        """Number of groups in each stage; walks over all of them."""
+
+    @abstractmethod
+    def count_groups(self, purpose: Purpose, state: GroupState) -> int:
+        """Number of groups in one stage; cheap when they are few, however long the run is."""
 
     # --- leases -----------------------------------------------------------------------------------------------------
 

@@ -174,6 +174,10 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
         """See `HubStore`."""
         return Counter((row.purpose, row.state) for row in self._tables.groups.values())
 
+    def count_groups(self, purpose: Purpose, state: GroupState) -> int:
+        """See `HubStore`."""
+        return self.group_counts().get((purpose, state), 0)
+
     def add_lease(self, lease: LeaseRow) -> None:
         """See `HubStore`."""
         _add_once(self._tables.leases, lease.lease_id, lease)

@@ -168,6 +168,13 @@ class GroupTables(HubStore):
         rows = self._journal.rows("SELECT purpose, state, count(*) FROM groups GROUP BY purpose, state")
         return {(Purpose(purpose), GroupState(state)): number for purpose, state, number in rows}
 
+    def count_groups(self, purpose: Purpose, state: GroupState) -> int:
+        """See `HubStore`."""
+        rows = self._journal.rows(
+            "SELECT count(*) FROM groups WHERE purpose = ? AND state = ?", (int(purpose), int(state))
+        )
+        return int(rows[0][0])
+
     def add_lease(self, lease: LeaseRow) -> None:
         """See `HubStore`."""
         self._journal.execute(

@@ -79,6 +79,13 @@ class TestGroups:
         assert store.next_train_ordinal() == 2
         assert store.group_counts()[Purpose.TRAIN, GroupState.COMMITTED] == 1
 
+    def test_groups_are_counted_by_purpose_and_state(self, store, rows):
+        store.add_group(rows.prompt("g0", 0))
+        store.add_group(rows.prompt("e0", 0, Purpose.EVALUATION))
+        store.add_group(rows.prompt("e1", 1, Purpose.EVALUATION))
+        assert store.count_groups(Purpose.EVALUATION, GroupState.QUEUED) == 2
+        assert store.count_groups(Purpose.TRAIN, GroupState.LEASED) == 0
+
 
 class TestLeases:
     LEASE = LeaseRow(

@@ -17,8 +17,10 @@ from hetero_rl.hub.stores.sqlite_store import SqliteStore
 from hetero_rl.v1 import rollout_service_pb2
 from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient
 from hetero_rl.wire.clients import RolloutClient, WeightClient
-from hetero_rl.wire.health import CHECK_METHOD, WATCH_METHOD, ServingStatus, decode_status
+from hetero_rl.wire.health import CHECK_METHOD, ServingStatus, decode_status
 from hetero_rl.wire.messages import NoWorkReason, Purpose, WeightEncoding, WorkerIdentity
+
+WATCH_METHOD = "/grpc.health.v1.Health/Watch"
 
 
 class HubThread:
