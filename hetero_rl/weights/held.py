@@ -1,0 +1,262 @@
+"""The raw bytes of one weight version in memory: what a delta is made against and applied to. Needs numba and torch.
+
+    trainer: encode_delta(held, new state) ─► blobs to the hub ─► stored ─► held.apply_delta (checks the delta as well)
+    worker:  blobs from the hub ─► held.apply_delta ─► held.tensors ─► engine
+
+The trainer's copy moves only when the hub has stored the version; a publish that failed leaves it where it was. Bytes
+that do not come out as the manifest says make a copy unusable: it says so ever after, and a full copy must replace it.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from hetero_rl.errors import DamagedError
+from hetero_rl.weights.blobs import BLOB_BYTES, BlobFile, BlobWriter
+from hetero_rl.weights.delta import Changes, DeltaCoder, bits_of, compare_bits
+from hetero_rl.weights.digests import check_blob_file, digest_of_bytes, state_digest
+from hetero_rl.weights.full import StagedVersion
+from hetero_rl.weights.manifest import check_follows, check_manifest
+from hetero_rl.weights.tensors import (
+    NamedTensor,
+    data_type_of,
+    distinct_tensors,
+    map_file,
+    raw_bytes,
+    tensor_from_bytes,
+)
+from hetero_rl.wire.messages import DataType, ProbeCard, TensorEntry, WeightEncoding, WeightManifest
+
+__all__ = ["EncodedDelta", "HeldWeights", "encode_delta", "merge_deltas"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EncodedDelta:
+    """A delta's manifest, its blobs as local files, and how many elements of each tensor changed."""
+
+    manifest: WeightManifest
+    blobs: tuple[BlobFile, ...]
+    changed: Mapping[str, int]
+
+
+class HeldWeights:
+    """One version's raw bytes, in private memory over the files they came from."""
+
+    def __init__(self, manifest: WeightManifest, data: Mapping[str, memoryview]) -> None:
+        self._manifest: WeightManifest | None = manifest
+        self._data = dict(data)
+
+    @classmethod
+    def from_staged(cls, staged: StagedVersion) -> Self:
+        """Takes over a verified full copy; its files are read when touched and never written."""
+        return cls(staged.manifest, {entry.name: data for entry, data in staged.raw()})
+
+    @property
+    def manifest(self) -> WeightManifest:
+        """What is held; raises DamagedError after an apply that went wrong."""
+        if self._manifest is None:
+            raise DamagedError("the held weights were damaged by a delta that failed; load a full copy")
+        return self._manifest
+
+    def raw(self, name: str) -> memoryview:
+        """The bytes of a tensor, in place."""
+        return self._data[name]
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors for `Engine.load_weights`, tied ones once, without a copy; not to be written to."""
+        for entry in self.manifest.tensors:
+            yield entry.name, tensor_from_bytes(entry, self._data[entry.name])
+
+    def apply_delta(self, manifest: WeightManifest, paths: Sequence[Path]) -> None:
+        """Moves to the version of a fetched delta, exactly once.
+
+        Args:
+            manifest: Encoding ULP_DELTA, against the version held.
+            paths: The file of each blob, in the manifest's order.
+
+        Raises:
+            DamagedError: The delta does not follow what is held, or a blob is damaged: nothing was changed. Or a tensor
+                does not have its digest afterwards: what is held is unusable from then on. Names the tensor or blob.
+        """
+        held = self.manifest
+        if manifest.encoding is not WeightEncoding.ULP_DELTA or len(paths) != len(manifest.blobs):
+            raise DamagedError(
+                f"version {manifest.version} is {manifest.encoding.name} with {len(manifest.blobs)} blobs; "
+                f"{len(paths)} files of a delta were to be applied"
+            )
+        check_manifest(manifest)
+        check_follows(manifest, held)
+        for blob, path in zip(manifest.blobs, paths, strict=True):
+            check_blob_file(path, blob)
+        self._manifest = None
+        self._apply(manifest, [map_file(path) for path in paths])
+        positions = {entry.name: entry for entry in held.tensors}
+        self._manifest = dataclasses.replace(
+            manifest,
+            encoding=WeightEncoding.FULL_RAW,
+            base_version=0,
+            blobs=held.blobs,
+            tensors=tuple(
+                dataclasses.replace(positions[entry.name], digest=entry.digest) for entry in manifest.tensors
+            ),
+        )
+
+    def _apply(self, manifest: WeightManifest, blobs: Sequence[memoryview]) -> None:
+        coder = DeltaCoder()
+        for entry in manifest.tensors:
+            blob = blobs[entry.blob_index] if entry.size else memoryview(b"")
+            data = self._data[entry.name]
+            try:
+                coder.decode(
+                    entry.data_type,
+                    bits_of(entry.data_type, data),
+                    blob[entry.offset : entry.offset + entry.size],
+                )
+            except DamagedError as error:
+                raise DamagedError(f"tensor {entry.name!r} of version {manifest.version}: {error}") from error
+            found = digest_of_bytes(data) if entry.size else entry.base_digest
+            if found != entry.digest:
+                raise DamagedError(
+                    f"tensor {entry.name!r} has digest {found} after the delta to version {manifest.version}, "
+                    f"not {entry.digest}; load a full copy"
+                )
+
+
+def encode_delta(
+    held: HeldWeights,
+    state: Mapping[str, torch.Tensor],
+    directory: Path,
+    *,
+    version: int,
+    step: int,
+    serving_dtype: torch.dtype | None = None,
+    probe_card: ProbeCard | None = None,
+    blob_bytes: int = BLOB_BYTES,
+) -> EncodedDelta:
+    """Writes what changed since the held version into blob files; extra memory is about two tensors.
+
+    Tensors are compared bit by bit on the device where they are; only what changed comes to the host.
+
+    Args:
+        held: The last version that the hub has stored. Not changed: call `apply_delta` when this one is stored.
+        state: Tensors by checkpoint name, as for `encode_full`.
+        directory: Where the blob files are put, named by digest.
+        version: Number of the weight version, above the held one.
+        step: Optimizer steps applied to the state.
+        serving_dtype: Type of floating point tensors as served; None keeps each one's own.
+        probe_card: Goes into the manifest.
+        blob_bytes: A blob is closed before it would grow beyond this.
+
+    Raises:
+        DamagedError: The state has other tensors, shapes, types or ties than what is held; names the tensor.
+    """
+    served = (
+        NamedTensor(named.name, _served(named.tensor, serving_dtype), named.tied_names)
+        for named in distinct_tensors(state)
+    )
+    return _encode(held, served, directory, version, step, probe_card, blob_bytes)
+
+
+def merge_deltas(
+    base: HeldWeights, newest: HeldWeights, directory: Path, *, blob_bytes: int = BLOB_BYTES
+) -> EncodedDelta:
+    """One delta over several versions, for a receiver that holds an old one: smaller than the sum of the deltas."""
+    manifest = newest.manifest
+    ties = {entry.name: entry.tied_names for entry in manifest.tensors}
+    named = (NamedTensor(name, tensor, ties[name]) for name, tensor in newest.tensors())
+    return _encode(base, named, directory, manifest.version, manifest.step, manifest.probe_card, blob_bytes)
+
+
+def _encode(
+    held: HeldWeights,
+    tensors: Iterable[NamedTensor],
+    directory: Path,
+    version: int,
+    step: int,
+    probe_card: ProbeCard | None,
+    blob_bytes: int,
+) -> EncodedDelta:
+    base = held.manifest
+    before = {entry.name: entry for entry in base.tensors}
+    coder, entries, changed = DeltaCoder(), [], {}
+    with BlobWriter(directory, blob_bytes) as writer:
+        for named in tensors:
+            found = before.get(named.name)
+            entry = _described(named, found.digest if found else "")
+            if found is None or (found.shape, found.data_type, found.tied_names) != (
+                entry.shape, entry.data_type, entry.tied_names
+            ):  # fmt: skip
+                raise DamagedError(
+                    f"tensor {named.name!r} is {entry.data_type.name}{list(entry.shape)}, tied to {entry.tied_names}, "
+                    f"but version {base.version} holds {found}; publish a full copy"
+                )
+            old = bits_of(entry.data_type, held.raw(named.name))
+            changes = _compare(old, named.tensor, entry.data_type)
+            placement = writer.add(coder.encode(entry.data_type, old, changes))
+            changed[named.name] = changes.positions.size
+            entries.append(
+                dataclasses.replace(
+                    entry,
+                    digest=_digest_after(old, changes, entry.digest),
+                    blob_index=placement.blob_index,
+                    offset=placement.offset,
+                    size=placement.size,
+                )
+            )
+    manifest = WeightManifest(
+        version=version,
+        step=step,
+        encoding=WeightEncoding.ULP_DELTA,
+        base_version=base.version,
+        tensors=tuple(entries),
+        blobs=tuple(blob.reference for blob in writer.blobs),
+        state_digest=state_digest(entries),
+        probe_card=probe_card,
+    )
+    check_manifest(manifest)
+    check_follows(manifest, base)
+    return EncodedDelta(manifest, writer.blobs, changed)
+
+
+def _described(named: NamedTensor, base_digest: str) -> TensorEntry:
+    return TensorEntry(
+        name=named.name,
+        data_type=data_type_of(named.name, named.tensor),
+        shape=tuple(named.tensor.shape),
+        digest=base_digest,
+        base_digest=base_digest,
+        blob_index=0,
+        offset=0,
+        size=0,
+        tied_names=named.tied_names,
+    )
+
+
+def _served(tensor: torch.Tensor, serving_dtype: torch.dtype | None) -> torch.Tensor:
+    """The tensor in the dtype it is served in, contiguous, on its own device."""
+    floating = tensor.is_floating_point() and serving_dtype is not None
+    return tensor.detach().to(serving_dtype if floating else tensor.dtype).contiguous()
+
+
+def _compare(old: np.ndarray, new: torch.Tensor, data_type: DataType) -> Changes:
+    """Where a tensor differs from old bits; off the CPU, the old bits visit the tensor's device."""
+    if new.device.type == "cpu":
+        return compare_bits(old, bits_of(data_type, raw_bytes(new)))
+    signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[data_type.item_size]
+    there = new.reshape(-1).view(signed)
+    before = torch.from_numpy(old.view(f"<i{data_type.item_size}") if data_type.item_size > 1 else old)
+    positions = (before.to(new.device) != there).nonzero().reshape(-1)
+    bits = there[positions].cpu().numpy().view(old.dtype)
+    return Changes(positions.cpu().numpy(), bits)
+
+
+def _digest_after(old: np.ndarray, changes: Changes, digest_before: str) -> str:
+    if not changes.positions.size:
+        return digest_before
+    new = old.copy()
+    new[changes.positions] = changes.bits
+    return digest_of_bytes(new.data)
