@@ -7,7 +7,7 @@ from hetero_rl.cli.main import app
 
 
 @pytest.fixture
-def cli(monkeypatch):
+def cli(monkeypatch, _root_logger):
     """Runs `hetero-rl` with arguments in this process, on a wide terminal without colours."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -16,7 +16,7 @@ def cli(monkeypatch):
     return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments])
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _root_logger():
     """Commands set up logging for a whole process; here the process goes on."""
     root = logging.getLogger()
