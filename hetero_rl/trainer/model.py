@@ -7,7 +7,7 @@ from typing import Any
 
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import ConfigError
-from hetero_rl.tasks import PromptEncoder, Task
+from hetero_rl.tasks import PromptEncoder
 from hetero_rl.trainer.policy import DATA_TYPES, Policy, choose_device, load_policy
 
 __all__ = ["ModelSource", "open_model", "stop_tokens"]
@@ -24,19 +24,17 @@ class ModelSource:
     """A completion ends with the first of these."""
 
 
-def open_model(config: Config, task: Task, directory: Path | None = None) -> ModelSource:
+def open_model(config: Config, directory: Path | None = None) -> ModelSource:
     """Loads the model of a run.
 
     Args:
         config: The resolved settings.
-        task: What the starter model is supervised on, when `model.path` asks for it.
         directory: The model directory; None reads `model.path`.
 
     Raises:
         ConfigError: The directory cannot be used, or it names no token that ends a completion.
         TaskError: The task's prompts do not fit the model.
     """
-    del task
     directory = directory or Path(config.model.path).expanduser()
     policy = load_policy(
         directory,

@@ -156,8 +156,9 @@ class PromptFeeder:
     def feed(self, step: int) -> None:
         """Fills the queue up for the making of optimizer step `step`, from 1."""
         frontier = min((step - 1) * self._groups_per_step + self._ahead, self._total)
-        if self._credits <= 0 and self.next_ordinal < frontier:
-            self._enqueue(())  # asks for credits
+        if self._credits <= 0 < self.next_ordinal < frontier:
+            # A known group is not queued again; the answer says what the queue takes now.
+            self._enqueue([self._maker.training_group(self.next_ordinal - 1)])
         while self.next_ordinal < frontier and self._credits > 0:
             count = min(frontier - self.next_ordinal, self._credits, GROUPS_PER_CALL)
             ordinals = range(self.next_ordinal, self.next_ordinal + count)

@@ -11,7 +11,7 @@ import torch
 
 from hetero_rl.config.tree import Config
 from hetero_rl.tasks import Grade, GradeRequest, Task, TaskItem
-from hetero_rl.trainer import session
+from hetero_rl.trainer import local, session
 from hetero_rl.trainer.policy import Policy, load_policy
 from hetero_rl.weights.tensors import tensor_from_bytes
 from hetero_rl.wire.columns import float32_column, int32_column
@@ -322,7 +322,7 @@ def make_hub(model_dir: Path) -> Callable[[], MemoryHub]:
 def letters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes `train` use the task and the grader of this file."""
     monkeypatch.setattr(
-        session, "open_task", lambda config, *, seed, held_out: LettersTask(seed=seed, held_out=held_out)
+        local, "open_task", lambda config, *, seed, held_out: LettersTask(seed=seed, held_out=held_out)
     )
     monkeypatch.setattr(session, "Grader", LettersGrader)
 

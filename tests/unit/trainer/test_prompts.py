@@ -30,9 +30,10 @@ class Queue:
         self.ordinals = []
 
     def enqueue_groups(self, groups):
-        assert len(groups) <= self.credits
-        self.ordinals += [group.ordinal for group in groups]
-        return EnqueueReceipt(len(groups), self.credits)
+        new = [group.ordinal for group in groups if group.ordinal not in self.ordinals]
+        assert len(new) <= self.credits
+        self.ordinals += new
+        return EnqueueReceipt(len(new), self.credits)
 
     @property
     def credits(self):

@@ -1,0 +1,108 @@
+"""What the trainer has before it talks to the hub: task, model, optimizer, and the checkpoint that is continued."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import torch
+
+from hetero_rl.config.tree import Config
+from hetero_rl.errors import ConfigError
+from hetero_rl.estimators import make_estimator
+from hetero_rl.tasks import Task, open_task
+from hetero_rl.trainer.checkpoint import Checkpoint, latest_checkpoint
+from hetero_rl.trainer.model import ModelSource, open_model
+from hetero_rl.trainer.prompts import PromptMaker
+from hetero_rl.trainer.state import config_digest, restore_random_states, restore_tensors
+from hetero_rl.trainer.step import Learner
+
+__all__ = ["LocalState", "check_settings", "open_local_state"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LocalState:
+    """Everything of a run that is on this machine."""
+
+    config: Config
+    task: Task
+    model: ModelSource
+    maker: PromptMaker
+    learner: Learner
+    checkpoint: Checkpoint | None
+    """What the learner was restored from; None at the beginning of a run."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps in the weights."""
+        return self.checkpoint.manifest.step if self.checkpoint else 0
+
+    @property
+    def expected_version(self) -> int:
+        """The number that the weights have if they are published already."""
+        return self.checkpoint.manifest.weight_version if self.checkpoint else 1
+
+
+def check_settings(config: Config) -> None:
+    """Raises ConfigError for settings that contradict each other."""
+    if config.weights.publish_every > config.staleness.max_lag + 1:
+        raise ConfigError(
+            f"weights.publish_every is {config.weights.publish_every}, but with staleness.max_lag"
+            f" {config.staleness.max_lag} workers need a version at least every {config.staleness.max_lag + 1} steps"
+        )
+    if config.sampling.top_p != 1 or config.sampling.top_k != 0:
+        raise ConfigError(
+            f"sampling.top_p is {config.sampling.top_p} and top_k is {config.sampling.top_k}: the trainer does not"
+            " reproduce a truncated distribution, so the importance ratio would be wrong; set them to 1 and 0"
+        )
+    make_estimator(config.estimator.name, config.estimator.options).check_run(
+        group_size=config.trainer.group_size,
+        old_log_probs=config.estimator.recompute_old_log_probs == "always",
+    )
+
+
+def open_local_state(config: Config, *, resume: bool, model_dir: Path | None) -> LocalState:
+    """Opens task and model, and restores the newest whole checkpoint when the run is continued.
+
+    Raises:
+        ConfigError: A setting, the model or the run directory cannot be used.
+        TaskError: The task cannot be opened.
+    """
+    check_settings(config)
+    if config.trainer.threads:
+        torch.set_num_threads(config.trainer.threads)
+    torch.manual_seed(config.run.seed)
+    task = open_task(config.task, seed=config.run.seed, held_out=config.evaluation.prompts)
+    model = open_model(config, model_dir)
+    learner = Learner(
+        model.policy,
+        make_estimator(config.estimator.name, config.estimator.options),
+        config.optimizer,
+        tokens_per_micro_batch=config.trainer.tokens_per_micro_batch,
+        temperature=config.sampling.temperature,
+    )
+    return LocalState(
+        config=config,
+        task=task,
+        model=model,
+        maker=PromptMaker(task, model.encoder, config, model.stop_token_ids),
+        learner=learner,
+        checkpoint=_restore(config, learner, resume=resume),
+    )
+
+
+def _restore(config: Config, learner: Learner, *, resume: bool) -> Checkpoint | None:
+    checkpoint = latest_checkpoint(config.run.dir / "checkpoints", set_damaged_aside=resume)
+    if checkpoint is None:
+        return None
+    if not resume:
+        raise ConfigError(
+            f"run.dir {str(config.run.dir)!r} holds a run of {checkpoint.manifest.step} steps; resume it, or choose"
+            " another run.dir"
+        )
+    if checkpoint.manifest.config_digest != config_digest(config):
+        _LOG.warning("settings differ from those of the checkpoint in %s", checkpoint.path)
+    restore_tensors(checkpoint.path, learner.policy, learner.optimizer)
+    restore_random_states(checkpoint.manifest.random_states)
+    return checkpoint
