@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -26,9 +27,9 @@ def _command(bench: Bench) -> Callable[[Path | None, bool], None]:
         quick: bool = typer.Option(False, "--quick", help="Take seconds; the figures prove nothing."),
     ) -> None:
         report = bench.run(quick=quick)
-        _show(report)
         if json is not None:
             report.write(json)
+        _show(report)
 
     command.__doc__ = bench.summary
     return command
@@ -39,14 +40,9 @@ for _name, _entry in BENCHES.items():
 
 
 def _show(report: BenchReport) -> None:
-    table = Table(
-        Column("figure", overflow="fold"),
-        "value",
-        "lowest, highest",
-        "unit",
-        "target",
-        title=f"bench {report.bench}",
-    )
+    # The longest name and all columns fit into 80 characters.
+    name = Column("figure", overflow="fold")
+    table = Table(name, "value", "low, high", "", "target", box=box.SIMPLE_HEAD, pad_edge=False)
     for figure in report.figures:
         spread = f"{figure.low:.2f}, {figure.high:.2f}"
         table.add_row(figure.name, f"{figure.value:.2f}", spread, figure.unit, _verdict(figure))
