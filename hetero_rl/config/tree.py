@@ -62,7 +62,9 @@ class StarterConfig(Section):
     num_heads: int = Field(4, ge=1)
     intermediate_size: int = Field(512, ge=16)
     supervised_steps: int = Field(400, ge=0)
-    """Steps of supervised training on the task's own solutions before reinforcement starts."""
+    """Most steps of supervised training on the task's own solutions before reinforcement starts."""
+    target_loss: float = Field(0.0, ge=0)
+    """Supervision ends early once the cross-entropy of a solution's token, mean of four steps, is below this; in nats."""
     supervised_batch_size: int = Field(128, ge=1)
     learning_rate: float = Field(2e-3, gt=0)
     cache_dir: Path | None = None
