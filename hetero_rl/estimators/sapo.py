@@ -9,13 +9,12 @@ mu as recorded, or pi_old. Tokens are gated one by one.
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.ppo import AnchorOptions
-from hetero_rl.estimators.stages import kernel
+from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.aggregation import AggregationKind
 from hetero_rl.estimators.view import View, Weighed
@@ -50,6 +49,7 @@ class Sapo(Estimator[SapoOptions]):
     def weigh(self, view: View) -> Weighed:
         """Soft gate on each token's ratio."""
         o = self.options
-        half_tau = torch.where(view.advantages > 0, o.tau_positive / 2, o.tau_negative / 2)
-        half_tau = view.to_tokens(half_tau.to(view.log_probs.dtype))
-        return Weighed(kernel.soft_gate(view.log_ratio(o.part), half_tau, view.out))
+        half_tau = masks.choose(
+            view.advantages > 0, o.tau_positive / 2, o.tau_negative / 2, view.log_probs.dtype
+        )
+        return Weighed(kernel.soft_gate(view.log_ratio(o.part), view.to_tokens(half_tau), view.out))

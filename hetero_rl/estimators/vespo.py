@@ -19,7 +19,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
-from hetero_rl.estimators.stages import kernel
+from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.edge import LogRatio
 from hetero_rl.estimators.view import View, Weighed
 
@@ -62,6 +62,6 @@ class Vespo(Estimator[VespoOptions]):
         good = view.advantages >= 0
         if o.symmetric != "none":
             good = torch.full_like(good, o.symmetric == "positive")
-        c1 = torch.where(good, o.c1_positive, o.c1_negative).to(log_w.values)
-        c2 = torch.where(good, o.c2_positive, o.c2_negative).to(log_w.values)
+        c1 = masks.choose(good, o.c1_positive, o.c1_negative, log_w.values.dtype)
+        c2 = masks.choose(good, o.c2_positive, o.c2_negative, log_w.values.dtype)
         return Weighed(kernel.gamma(log_w, c1, c2), log_weight=log_w)

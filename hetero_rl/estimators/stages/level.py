@@ -48,7 +48,7 @@ def root_positions(lengths: Tensor, dtype: torch.dtype) -> Tensor:
 
 def prefix_product(log_ratio: LogRatio, lengths: Tensor) -> LogRatio:
     """Log of the product of the token ratios up to and including each token [n], summed in float64."""
-    running = log_ratio.values.to(torch.float64)
+    running = log_ratio.values.to(torch.float64, copy=True)
     # Each sequence's first entry takes back the sum of the sequence before, so one running sum starts over at each.
     starts = (lengths.cumsum(0) - lengths)[1:]
     running[starts] -= segment_sum(running, lengths)[:-1]

@@ -13,6 +13,7 @@ __all__ = [
     "binary_chi_square",
     "binary_kl",
     "both",
+    "choose",
     "clip_bounds",
     "clip_scale",
     "log_margins",
@@ -46,6 +47,13 @@ def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if first is None or second is None:
         return first if second is None else second
     return first * second
+
+
+def choose(condition: Tensor, where: float, otherwise: float, dtype: torch.dtype) -> Tensor:
+    """One of two constants by a condition [s], in full precision of `dtype`."""
+    return torch.full(condition.shape, otherwise, dtype=dtype, device=condition.device).masked_fill_(
+        condition, where
+    )
 
 
 def clip_bounds(

@@ -232,3 +232,29 @@ def test_the_passage_of_gradients_is_only_through_the_log_probabilities(name, ma
     expected = -coefficients.values * (prepared.advantages * prepared.sequence_weights)[recorded.sequence_ids]
     surrogate_loss(prepared, coefficients, log_probs).backward()
     torch.testing.assert_close(log_probs.grad, expected)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_nothing_that_was_given_is_changed_and_a_second_call_agrees(name, make_recorded):
+    recorded, log_probs = make_recorded(max_new_tokens=12, shift=0.3)
+    recorded = dataclasses.replace(
+        recorded,
+        old_log_probs=recorded.behavior_log_probs + 0.01,
+        token_lags=torch.ones_like(log_probs).to(torch.int64),
+    )
+    given = [
+        recorded.behavior_log_probs,
+        recorded.old_log_probs,
+        recorded.rewards,
+        recorded.lengths,
+        log_probs,
+    ]
+    before = [column.clone() for column in given]
+    estimator = preset(name)
+    prepared = prepare(estimator, recorded, log_probs)
+    first = estimator.coefficients(prepared, log_probs)
+    second = estimator.coefficients(prepared, log_probs)
+    for column, copy in zip(given, before, strict=True):
+        assert torch.equal(column, copy)
+    assert torch.equal(first.values, second.values)
+    assert torch.equal(first.log_importance_ratio, second.log_importance_ratio)
