@@ -33,15 +33,14 @@ def submit_results(context: HubContext, submission: Submission) -> SubmissionRec
         return SubmissionReceipt(duplicate=True, credits=_credits(worker))
     worker = current_worker(context, identity)
     lease = _lease_of(context, submission)
-    batch = _check(context, submission, lease, worker)
     row = context.store.group(lease.group_id)
     if row is None:
         raise AssertionError(f"lease {lease.lease_id} has no group")
+    batch = _check(context, submission, lease, row, worker)
     sequences = _sequence_rows(context, batch)
     context.store.add_submission(key, lease.lease_id, worker.request.backend, batch, sequences)
     _advance(context, lease, row, sequences, final=submission.final)
-    stored = dataclasses.replace(worker, completions=worker.completions + len(sequences))
-    context.store.put_worker(stored)
+    context.store.add_completions(identity.worker_name, len(sequences))
     return SubmissionReceipt(duplicate=False, credits=_credits(worker))
 
 
@@ -78,11 +77,11 @@ class _PublishedVersions:
 
 
 def _check(
-    context: HubContext, submission: Submission, lease: LeaseRow, worker: WorkerRow
+    context: HubContext, submission: Submission, lease: LeaseRow, row: GroupRow, worker: WorkerRow
 ) -> TrajectoryBatch:
     """The submission's completions, held against its lease, the run and the published versions."""
     group = context.store.prompt_group(lease.group_id)
-    stored = context.store.stored_indices(lease.group_id)
+    stored = context.store.stored_indices(lease.group_id) if row.stored else frozenset()
     work = GenerateWork(
         group_id=group.group_id,
         purpose=group.purpose,

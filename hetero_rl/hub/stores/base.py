@@ -265,6 +265,10 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
         """All workers by name, also those that died or left."""
 
     @abstractmethod
+    def add_completions(self, worker_name: str, completions: int) -> None:
+        """Adds to a known worker's count of stored completions."""
+
+    @abstractmethod
     def add_probe(self, probe: ProbeRow) -> None:
         """Stores a scored probe card."""
 

@@ -347,6 +347,13 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
         """See `HubStore`."""
         return tuple(worker for _, worker in sorted(self._tables.workers.items()))
 
+    def add_completions(self, worker_name: str, completions: int) -> None:
+        """See `HubStore`."""
+        worker = self._tables.workers[worker_name]
+        self._tables.workers[worker_name] = dataclasses.replace(
+            worker, completions=worker.completions + completions
+        )
+
     def add_probe(self, probe: ProbeRow) -> None:
         """See `HubStore`."""
         self._tables.probes.append(probe)

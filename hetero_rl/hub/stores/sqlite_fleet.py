@@ -90,6 +90,13 @@ class FleetTables(HubStore):
         """See `HubStore`."""
         return tuple(map(_worker_row, self._journal.rows(f"{_SELECT_WORKER} ORDER BY worker_name")))
 
+    def add_completions(self, worker_name: str, completions: int) -> None:
+        """See `HubStore`."""
+        self._journal.execute(
+            "UPDATE workers SET completions = completions + ? WHERE worker_name = ?",
+            (completions, worker_name),
+        )
+
     def add_probe(self, probe: ProbeRow) -> None:
         """See `HubStore`."""
         result = probe.result

@@ -41,6 +41,12 @@ class TestFleet:
         assert store.workers() == (short,)
         assert store.worker("w2") is None
 
+    def test_completions_add_up(self, store, rows):
+        store.put_worker(WorkerRow(request=rows.join, worker_epoch=1, state=WorkerState.ACTIVE))
+        store.add_completions("w1", 3)
+        store.add_completions("w1", 4)
+        assert store.worker("w1").completions == 7
+
     def test_probes_keep_their_numbers(self, store):
         probe = ProbeRow(
             worker_name="w1",
