@@ -51,6 +51,11 @@ class CheckpointKeeper:
         """The newest checkpoint; None before the first."""
         self.newest_step = newest_step
 
+    @property
+    def failures(self) -> int:
+        """Checkpoints in a row that failed."""
+        return self._store.failures
+
     def save(self, step: int, *, required: bool) -> None:
         """Writes the checkpoint of a step and tells the hub.
 

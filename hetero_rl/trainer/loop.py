@@ -162,6 +162,7 @@ class TrainingLoop:
         if result is not None:
             values |= result_metrics(batch, result, split)
         values |= {f"wait_seconds/{cause}": seconds for cause, seconds in self.clock.take().items()}
+        values["checkpoint/failures"] = float(self.checkpoints.failures)
         now = time.monotonic()
         values["step_seconds"] = now - self._recorded_at
         values["tokens_per_second/generated"] = int(batch.lengths.sum()) / values["step_seconds"]

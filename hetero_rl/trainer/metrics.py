@@ -13,7 +13,9 @@
     tokens_per_second/trained          prompt and completion tokens per second of forward, backward and optimizer
     computed_tokens/share              tokens computed, padding included, over prompt and completion tokens; below 1
                                        where prompts are shared
+    diagnostics/NAME                   the numbers of `hetero_rl.estimators.diagnostics`
     wait_seconds/CAUSE                 seconds that the device waited since the record before
+    checkpoint/failures                checkpoints in a row that failed, for example on a full disk
     step_seconds                       seconds since the record before
 
 Shapes: S sequences, N action tokens of them.
@@ -24,21 +26,13 @@ import math
 import torch
 from torch import Tensor
 
+from hetero_rl.estimators.diagnostics import diagnostics, effective_share
 from hetero_rl.trainer.archive import RatioSplit
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.step import StepResult
 from hetero_rl.wire.messages import Disposition, SequenceOutcome
 
-__all__ = ["batch_metrics", "effective_sample_size", "result_metrics", "sequence_means", "sequence_outcomes"]
-
-
-def effective_sample_size(log_weights: Tensor) -> float:
-    """(sum w)^2 / (S sum w^2) of weights w = exp(log_weights) [S], from 1/S to 1; 0 when every weight is 0."""
-    if not log_weights.numel() or bool((log_weights == -math.inf).all()):
-        return 0.0
-    values = log_weights.double()
-    log_share = 2 * values.logsumexp(0) - (2 * values).logsumexp(0)
-    return math.exp(float(log_share)) / log_weights.numel()
+__all__ = ["batch_metrics", "result_metrics", "sequence_means", "sequence_outcomes"]
 
 
 def sequence_means(values: Tensor, lengths: Tensor) -> Tensor:
@@ -72,14 +66,13 @@ def result_metrics(
     """Metrics of a step that was made."""
     coefficients = result.coefficients
     log_ratio = (result.log_probs - batch.behavior_log_probs[batch.action_mask]).double()
-    used = coefficients.sequence_means.double()
     return {
         "loss": result.loss,
         "gradient_norm": result.gradient_norm,
         "learning_rate": result.learning_rate,
         "log_importance_ratio/mean": coefficients.log_importance_ratio.double().mean().item(),
-        "ess": effective_sample_size(used.abs().log()),
-        "ess/raw": effective_sample_size(coefficients.log_importance_ratio),
+        "ess": effective_share(coefficients.sequence_means.log()),
+        "ess/raw": effective_share(coefficients.log_importance_ratio),
         "share/clamped": coefficients.clamped.double().mean().item(),
         "share/masked": coefficients.masked.double().mean().item(),
         "kl/k1": -log_ratio.mean().item(),
@@ -88,6 +81,7 @@ def result_metrics(
         "tokens_per_second/trained": sum(batch.total_lengths) / result.seconds,
         "computed_tokens/share": result.padded_tokens / sum(batch.total_lengths),
         **_gap_metrics(batch, log_ratio.abs()),
+        **_diagnostics(result),
         **_split_metrics(split),
     }
 
@@ -145,6 +139,11 @@ def _trained_outcomes(
 def _known(value: Tensor) -> float | None:
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def _diagnostics(result: StepResult) -> dict[str, float]:
+    numbers = diagnostics(result.prepared, result.coefficients, result.log_probs)
+    return {f"diagnostics/{name}": value for name, value in numbers.items()}
 
 
 def _gap_metrics(batch: TrainingBatch, gaps: Tensor) -> dict[str, float]:

@@ -9,7 +9,6 @@ from hetero_rl.trainer.archive import RatioSplit, split_log_ratio
 from hetero_rl.trainer.batch import build_batch
 from hetero_rl.trainer.metrics import (
     batch_metrics,
-    effective_sample_size,
     result_metrics,
     sequence_means,
     sequence_outcomes,
@@ -88,6 +87,7 @@ def test_numbers_of_a_step(batch, result):
     # Prompts of 1 token and completions of 2, 1 and 1, in half a second.
     assert values["tokens_per_second/trained"] == pytest.approx(7 / 0.5)
     assert values["computed_tokens/share"] == pytest.approx(9 / 7)
+    assert values["diagnostics/log_w/min"] == pytest.approx(-0.5)
     assert "chip/mean" not in values
 
 
@@ -95,13 +95,6 @@ def test_one_backend_has_no_line_of_its_own(batch, result):
     values = result_metrics(dataclasses.replace(batch, backends=("cpu",) * 3), result)
 
     assert not [name for name in values if name.startswith("log_prob_gap/mean/")]
-
-
-def test_effective_sample_size_of_equal_one_sided_and_absent_weights():
-    assert effective_sample_size(torch.zeros(4)) == pytest.approx(1.0)
-    assert effective_sample_size(torch.tensor([0.0, -math.inf, -math.inf, -math.inf])) == pytest.approx(0.25)
-    assert effective_sample_size(torch.full((3,), -math.inf)) == 0
-    assert effective_sample_size(torch.tensor([1000.0, 1000.0])) == pytest.approx(1.0)
 
 
 def test_means_of_sequences():

@@ -1,9 +1,11 @@
+import errno
 import threading
 
 import pytest
 import torch
 
-from hetero_rl.errors import ConfigError, NonFiniteError, ProtocolError, RefusedError
+from hetero_rl.errors import ConfigError, DiskFullError, NonFiniteError, ProtocolError, RefusedError
+from hetero_rl.trainer import tensor_files
 from hetero_rl.trainer.checkpoint import list_checkpoints, read_manifest
 from hetero_rl.trainer.session import train
 from hetero_rl.trainer.sinks import MemorySink
@@ -277,6 +279,60 @@ def test_a_probe_card_holds_log_probs_of_the_published_weights(make_config, make
     found = torch.frombuffer(bytearray(manifest.probe_card.log_probs), dtype=torch.float32)
 
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_a_damaged_checkpoint_is_not_loaded_and_the_one_before_is(make_config, make_hub, tmp_path):
+    config, hub = make_config(run={"steps": 5}), make_hub()
+    hub.faults["commit_step 5"] = RuntimeError("the power failed")
+    with pytest.raises(RuntimeError):
+        run(config, hub)
+    model = config.run.dir / "checkpoints" / "step_00000004" / "model.safetensors"
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    model.write_bytes(data)
+
+    summary, _ = run(config, hub, resume=True)
+
+    assert hub.requests[-1].resume_step == 2
+    assert summary.complete
+    assert (config.run.dir / "checkpoints" / "step_00000004.damaged-0").is_dir()
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_end_the_run(make_config, make_hub, monkeypatch):
+    config, hub = make_config(checkpoint={"every": 1}), make_hub()
+    write, failed = tensor_files._SealingWriter.write, []
+
+    def full_once(self, data):
+        if not failed:
+            failed.append(True)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(tensor_files._SealingWriter, "write", full_once)
+
+    summary, metrics = run(config, hub)
+
+    assert summary.complete
+    assert [metrics[step]["checkpoint/failures"] for step in (1, 2, 3, 4)] == [0, 1, 0, 0]
+    assert [call for call in hub.calls if call.startswith("commit_checkpoint")] == [
+        "commit_checkpoint 2 from 2",
+        "commit_checkpoint 3 from 2",
+        "commit_checkpoint 4 from 3",
+    ]
+
+
+def test_a_disk_that_stays_full_ends_the_run_without_a_word_of_completion(make_config, make_hub, monkeypatch):
+    def full(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tensor_files._SealingWriter, "write", full)
+    hub = make_hub()
+
+    with pytest.raises(DiskFullError):
+        run(make_config(checkpoint={"every": 1, "max_failures": 2}), hub)
+
+    assert hub.closed is False
+    assert max(hub.commits) == 2
 
 
 def test_what_an_earlier_life_was_uploading_is_removed(make_config, make_hub):
