@@ -307,3 +307,13 @@ class Config(Section):
     inference: InferenceConfig = InferenceConfig()
     security: SecurityConfig = SecurityConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _versions_keep_the_gate_open(self) -> "Config":
+        """The gate opens with new versions: published more rarely than this, the run would wait for itself."""
+        if self.weights.publish_every > self.staleness.max_lag + 1:
+            raise ValueError(
+                f"weights.publish_every is {self.weights.publish_every}, but staleness.max_lag is "
+                f"{self.staleness.max_lag}: publish at least every {self.staleness.max_lag + 1} steps, or no worker may start"
+            )
+        return self

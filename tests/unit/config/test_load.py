@@ -117,6 +117,13 @@ def test_a_rule_across_keys_is_reported_once():
     ]
 
 
+def test_versions_too_rare_for_the_staleness_gate_are_refused():
+    load_config([], ["staleness.max_lag=1", "weights.publish_every=2"])
+
+    with pytest.raises(ConfigError, match="publish at least every 2 steps"):
+        load_config([], ["staleness.max_lag=1", "weights.publish_every=3"])
+
+
 def test_a_section_that_is_not_a_table_is_refused():
     assert problems(overrides=["run=3"])[0].startswith("run = 3: input should be")
 
