@@ -29,13 +29,14 @@ def open_model(config: Config, directory: Path | None = None) -> ModelSource:
 
     Args:
         config: The resolved settings.
-        directory: The model directory; None reads `model.path`.
+        directory: The model directory; None reads `model.path`, and makes the starter model when that asks
+            for it.
 
     Raises:
         ConfigError: The directory cannot be used, or it names no token that ends a completion.
         TaskError: The task's prompts do not fit the model.
     """
-    directory = directory or Path(config.model.path).expanduser()
+    directory = directory or _model_directory(config)
     policy = load_policy(
         directory,
         device=choose_device(config.trainer.device),
@@ -55,6 +56,14 @@ def open_model(config: Config, directory: Path | None = None) -> ModelSource:
         encoder=encoder,
         stop_token_ids=stop_tokens(directory, tokenizer.eos_token_id),
     )
+
+
+def _model_directory(config: Config) -> Path:
+    if config.model.path != "starter":
+        return Path(config.model.path).expanduser()
+    from hetero_rl.starter import ensure_starter
+
+    return ensure_starter(config)
 
 
 def stop_tokens(directory: Path, tokenizer_end: int | None) -> tuple[int, ...]:

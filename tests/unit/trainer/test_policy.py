@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hetero_rl.errors import ConfigError
-from hetero_rl.trainer.model import stop_tokens
+from hetero_rl.trainer.model import open_model, stop_tokens
 from hetero_rl.trainer.policy import choose_device, load_policy
 from hetero_rl.trainer.snapshots import SnapshotScorer, take_snapshot
 
@@ -54,6 +54,15 @@ def test_an_unknown_device_is_refused():
     assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match=r"trainer\.device is 'abacus'"):
         choose_device("abacus")
+
+
+def test_the_starter_model_is_made_when_the_path_asks_for_it(make_config, model_dir, monkeypatch):
+    config = make_config(model={"path": "starter"})
+    monkeypatch.setattr(
+        "hetero_rl.starter.ensure_starter", lambda asked: model_dir if asked == config else None
+    )
+
+    assert open_model(config).directory == model_dir
 
 
 def test_stop_tokens_are_those_of_every_place_that_names_one(tmp_path):
