@@ -1,0 +1,213 @@
+"""Real processes on a model of a few thousand weights: what a person types, and what comes of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from typer.testing import CliRunner
+
+from hetero_rl.cli.main import app
+from hetero_rl.launch.rundir import RunDirectory
+
+TINY = """
+[run]
+name = "tiny"
+steps = 6
+
+[model.starter]
+hidden_size = 32
+num_layers = 1
+num_heads = 2
+intermediate_size = 64
+supervised_steps = 30
+supervised_batch_size = 16
+cache_dir = "{cache}"
+
+[task]
+dataset = "spell_backward"
+options = {{min_word_len = 3, max_word_len = 3}}
+max_prompt_tokens = 64
+
+[sampling]
+max_new_tokens = 6
+
+[evaluation]
+every = 3
+prompts = 8
+
+[optimizer]
+learning_rate = 1e-3
+
+[trainer]
+groups_per_step = 2
+group_size = 4
+threads = 1
+
+[checkpoint]
+every = 2
+
+[hub]
+heartbeat_seconds = 0.5
+
+[inference.worker]
+threads = 1
+max_concurrent_sequences = 32
+"""
+
+COMMAND = [sys.executable, "-m", "hetero_rl.cli.main"]
+
+
+class Training:
+    """A started `hetero-rl train`; whatever is left of it is killed at the end of the test."""
+
+    def __init__(self, run: RunDirectory, arguments: list[str], output: Path, env: dict[str, str]):
+        self.run = run
+        self.output = output
+        with output.open("ab") as file:
+            self.process = subprocess.Popen(
+                [*COMMAND, "train", *arguments],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+
+    def wait_for_step(self, step: int) -> None:
+        """Returns once that step is in the metrics; a training that ends before fails the test."""
+        while not any(record["step"] >= step for record in self.metrics()):
+            self._tick()
+
+    def wait_for_hub(self) -> str:
+        """Returns the address of the hub once it listens."""
+        while not self.run.hub_address.exists():
+            self._tick()
+        return self.run.hub_address.read_text().strip()
+
+    def _tick(self) -> None:
+        try:
+            self.process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            return
+        pytest.fail(f"the training ended too early:\n{self.text()}")
+
+    def finish(self, timeout: float = 120) -> int:
+        """Waits for the end; returns the exit code."""
+        return self.process.wait(timeout)
+
+    def children(self) -> list[int]:
+        """Processes that the training started itself."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+    def child(self, command: str) -> int:
+        """The child that runs a command of ours, such as "worker"."""
+        (found,) = [
+            pid
+            for pid in self.children()
+            if command in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")[:4]
+        ]
+        return found
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Records of the metrics file, whole lines only."""
+        if not self.run.metrics.exists():
+            return []
+        lines = self.run.metrics.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def text(self) -> str:
+        """What was printed, and the ends of the logs."""
+        logs = [f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.run.logs.glob("*.log"))]
+        return "\n".join([self.output.read_text(), *logs])
+
+    def end(self) -> None:
+        """Kills what is left; children end by their lifeline."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def environment():
+    """One thread for each process: the tests share a small machine."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture(scope="session")
+def config_file(tmp_path_factory):
+    """Settings of a run that takes seconds; the starter model is made once."""
+    directory = tmp_path_factory.mktemp("tiny")
+    file = directory / "tiny.toml"
+    file.write_text(TINY.format(cache=directory / "cache"))
+    return file
+
+
+@pytest.fixture(scope="session")
+def hetero_rl(environment):
+    """Runs `hetero-rl` with arguments to its end."""
+
+    def _hetero_rl(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    return _hetero_rl
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Runs `hetero-rl` with arguments in this process, which has the heavy libraries loaded; returns what it printed."""
+    monkeypatch.setenv("COLUMNS", "200")
+    runner = CliRunner()
+
+    def _here(*arguments: object) -> str:
+        with mock.patch.dict(os.environ):
+            result = runner.invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    return _here
+
+
+@pytest.fixture
+def train(tmp_path, config_file, environment):
+    """Starts `hetero-rl train` in the test's own run directory; a second call with --resume goes on there."""
+    started: list[Training] = []
+    run = RunDirectory(tmp_path / "run")
+
+    def _train(*arguments: str) -> Training:
+        everything = [str(config_file), "--set", f"run.dir={run.root}", *arguments]
+        training = Training(run, everything, tmp_path / f"output-{len(started)}.txt", environment)
+        started.append(training)
+        return training
+
+    yield _train
+    for training in started:
+        training.end()
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory, config_file, hetero_rl):
+    """One run to its end, shared by the tests that look at it."""
+    run = RunDirectory(tmp_path_factory.mktemp("finished") / "run")
+    result = hetero_rl("train", config_file, "--set", f"run.dir={run.root}", timeout=200)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return run, result
+
+
+def pytest_collection_modifyitems(items):
+    """Every test here starts processes and is given time for it."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(240))
