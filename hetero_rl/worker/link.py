@@ -100,7 +100,9 @@ class Link:
                     raise
                 self.contact.check(self._pacing.patience, error)
                 delay = backoff.next_delay()
-                _logger.warning("%s failed, again in %.1f s: %s", what, delay, error)
+                # A hub that says "not now" is in order; one that says nothing is not.
+                level = logging.INFO if isinstance(error, RefusedError) else logging.WARNING
+                _logger.log(level, "%s failed, again in %.1f s: %s", what, delay, error)
                 await self._pause(delay, error)
             else:
                 self._note_answer()

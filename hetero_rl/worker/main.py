@@ -186,15 +186,21 @@ class _Started:
 
 async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPort) -> _Started:
     """Everything up to Join: the run, the model, the engine."""
+    # Importing an engine takes seconds; the hub may need as long until a trainer has opened the run.
+    patient = dataclasses.replace(options.pacing, longest_delay=min(1.0, options.pacing.longest_delay))
+    build_engine, run = await asyncio.gather(
+        asyncio.to_thread(options.backend.engine_class, options.engine_name),
+        Link(rollout, patient).repeat("question for the run", rollout.get_run),
+    )
     link = Link(rollout, options.pacing)
-    run = await link.repeat("question for the run", rollout.get_run)
     cache_dir = options.cache_dir or _user_cache_dir()
     hub_identity = hashlib.sha256(f"{options.hub_address}/{run.run_id}".encode()).hexdigest()[:16]
     scratch = cache_dir / "workers" / hub_identity / options.worker_name
     blobs = BlobCache(scratch, weights, link)
-    worker = options.config.inference.worker
-    model_dir = await model_directory(run, worker.model_path, cache_dir / "models", blobs)
-    keeper = EngineKeeper(lambda: _build_engine(options, model_dir), options.pacing.engine_restarts)
+    own_path = options.config.inference.worker.model_path
+    model_dir = await model_directory(run, own_path, cache_dir / "models", blobs)
+    settings = _engine_settings(options.config, model_dir)
+    keeper = EngineKeeper(lambda: build_engine(settings), options.pacing.engine_restarts)
     await keeper.start()
     engine = keeper.engine
     _logger.info("engine started: %s", engine.numerics())
@@ -203,16 +209,15 @@ async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPo
     return _Started(session, WeightLoop(session, blobs), scratch)
 
 
-def _build_engine(options: WorkerOptions, model_dir: Path) -> Engine:
-    worker = options.config.inference.worker
-    settings = EngineSettings(
+def _engine_settings(config: Config, model_dir: Path) -> EngineSettings:
+    worker = config.inference.worker
+    return EngineSettings(
         model_dir=model_dir,
         dtype=worker.dtype,
         max_concurrent_sequences=worker.max_concurrent_sequences,
         threads=worker.threads,
         drain_before_update=worker.weight_update == "drain",
     )
-    return options.backend.engine_class(options.engine_name)(settings)
 
 
 def _join_request(options: WorkerOptions, run: RunDescription, engine: Engine) -> JoinRequest:

@@ -23,6 +23,8 @@ _logger = logging.getLogger(__name__)
 
 _BACKLOG = 4  # times the engine's capacity: finished completions that may wait for the hub before no more are asked for
 
+_ASKING_SHARE = 4  # work is asked for once a quarter of the engine is free
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parcel:
@@ -83,8 +85,10 @@ class Session:
         if self._waiting_completions >= _BACKLOG * self.capacity:
             return 0
         free = self.capacity - self.keeper.engine.unfinished_sequences
-        # Asking for fewer than a group has would only make the hub wait.
-        return free if free >= min(self.largest_lease, self.capacity) else 0
+        # Fewer than a group has would only make the hub wait; a question for each group alone would cost more than the
+        # short completions of a small model do.
+        worthwhile = max(self.largest_lease, self.capacity // _ASKING_SHARE)
+        return free if free >= min(worthwhile, self.capacity) else 0
 
     @property
     def lease_ids(self) -> tuple[str, ...]:

@@ -307,6 +307,9 @@ class Fleet:
         self.engine_class = ScriptedEngine
         self.pacing = PACING
 
+    def choose_engine(self, name):
+        return self.build
+
     def build(self, settings):
         engine = self.engine_class(settings)
         self.engines.append(engine)
@@ -320,7 +323,7 @@ class Fleet:
             engines={"scripted": ""},
             default_engine="scripted",
             detect=lambda: DeviceReport(available=True, devices=(), advice=""),
-            build=self.build,
+            choose=self.choose_engine,
         )
         settings = {"max_concurrent_sequences": capacity} | worker
         options = WorkerOptions(
@@ -336,10 +339,10 @@ class Fleet:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _TestBackend(Backend):
-    build: Callable
+    choose: Callable
 
     def engine_class(self, name=None):
-        return self.build
+        return self.choose(name)
 
 
 @pytest.fixture

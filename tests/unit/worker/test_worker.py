@@ -5,7 +5,14 @@ import dataclasses
 
 import pytest
 
-from hetero_rl.errors import BackendError, EngineError, FencedError, RefusedError, UnreachableError
+from hetero_rl.errors import (
+    BackendError,
+    ConfigError,
+    EngineError,
+    FencedError,
+    RefusedError,
+    UnreachableError,
+)
 from hetero_rl.wire.columns import float32_view, int32_view
 from hetero_rl.wire.messages import SamplingParameters, WorkerState
 from hetero_rl.worker.engines.scripted import ScriptedEngine
@@ -279,6 +286,19 @@ async def test_a_signal_before_the_join_ends_the_worker(hub, fleet, unreachable)
     fleet.signals.put_nowait("SIGTERM")
     await running
     assert hub.joins == []
+
+
+async def test_an_unknown_engine_is_named_before_any_run_is_open(hub, fleet):
+    def closed(_):
+        raise RefusedError("no trainer has opened a run", "RUN_NOT_OPEN")
+
+    def refuse(name):
+        raise ConfigError(f"no engine {name!r}")
+
+    hub.before["get_run"] = closed
+    fleet.choose_engine = refuse
+    with pytest.raises(ConfigError, match="no engine"):
+        await fleet.serve()
 
 
 async def test_a_drained_worker_finishes_and_leaves(hub, fleet):
