@@ -25,9 +25,6 @@ from hetero_rl.estimators.stages.groups import Groups
 from hetero_rl.estimators.stages.level import segment_sum, to_tokens
 from hetero_rl.estimators.view import View, Weighed, views
 
-TOKENS_PER_VIEW = 1 << 18
-"""Tokens that are weighed at once on a CPU: a few columns of this size fit its cache."""
-
 __all__ = ["Estimator", "EstimatorOptions", "Needs"]
 
 
@@ -184,12 +181,10 @@ class Estimator(ABC, Generic[OptionsT]):
         """The method itself: weights and masks of the sequences of `view`, each from its own numbers."""
 
     def _collect(self, batch: PreparedBatch, log_probs: Tensor) -> Coefficients:
-        # Any cut gives the same result, so on a CPU the batch is walked in pieces that its cache holds.
-        tokens_per_view = TOKENS_PER_VIEW if log_probs.device.type == "cpu" else log_probs.shape[0]
         per_token = torch.empty_like(log_probs)
         found: list[tuple[slice, Tensor, Tensor]] = []
         reports: list[dict[str, Tensor]] = []
-        for tokens, view in views(batch, log_probs, tokens_per_view, per_token):
+        for tokens, view in views(batch, log_probs, per_token):
             weighed = self.weigh(view)
             found.append((tokens, view.lengths, view.coefficients(weighed)))
             reports.append(view.report(weighed))

@@ -52,7 +52,7 @@ class Ctpo(Estimator[CtpoOptions]):
         """Prefix ratio, and the clip per square root of the position."""
         o = self.options
         log_prefix = level.prefix_product(view.log_ratio(o.part), view.lengths)
-        per_root = level.root_positions(view.lengths, view.log_probs.dtype)
+        per_root = level.root_positions(view.lengths, view.tokens, view.log_probs.dtype)
         torch.div(log_prefix.values, per_root, out=per_root)
         low, high = masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high, o.epsilon_dual)
         # With one upper margin for both signs there is nothing to look up for each token.

@@ -48,9 +48,11 @@ class Gmpo(Estimator[GmpoOptions]):
         """Clip of each log-ratio, then their mean."""
         o = self.options
         log_ratio = view.log_ratio(o.part)
-        low, high = map(view.to_tokens, masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high))
-        held = log_ratio.values.clamp(low, high)
-        log_s = LogRatio(
-            level.segment_sum(held, view.lengths) / view.token_counts.clamp(min=1), log_ratio.part
-        )
-        return Weighed(kernel.identity(log_s), masks.window(log_ratio.values, low, high), log_s)
+        scale = masks.clip_scale(view.advantages, -o.epsilon_low, o.epsilon_high)
+        keep = masks.scaled_clip(log_ratio.values, view.to_tokens(scale))
+        # A held token adds its bound: those of one sequence are all held at the same one.
+        held = view.lengths - level.segment_sum(keep, view.lengths)
+        bound = masks.choose(view.advantages > 0, o.epsilon_high, -o.epsilon_low, keep.dtype)
+        sums = level.segment_sum(log_ratio.values * keep, view.lengths) + held * bound
+        log_s = LogRatio(sums / view.token_counts.clamp(min=1), log_ratio.part)
+        return Weighed(kernel.identity(log_s), keep, log_s)

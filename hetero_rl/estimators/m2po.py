@@ -8,6 +8,8 @@ once per step, in one extra pass without gradients. Tokens that tie with the fir
 """
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -21,7 +23,7 @@ from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.edge import Part
 from hetero_rl.estimators.stages.groups import Groups
-from hetero_rl.estimators.view import View, Weighed, whole_view
+from hetero_rl.estimators.view import View, Weighed, views
 
 __all__ = ["M2po", "M2poOptions"]
 
@@ -49,18 +51,27 @@ class M2po(Estimator[M2poOptions]):
         """Adds the limit."""
         if log_probs is None:
             return prepared
-        view = whole_view(prepared, log_probs)
-        limit = masks.second_moment_limit(view.log_ratio(Part.TOTAL).values, self.options.tau)
+        tau = self.options.tau
+        limit = math.inf
+        if masks.second_moment(_log_ratios(prepared, log_probs)) >= tau:
+            limit = masks.second_moment_limit(_log_ratios(prepared, log_probs), tau)
         # Strictly below, in the data type that is compared.
         largest = torch.nextafter(
             torch.tensor(limit, dtype=log_probs.dtype), torch.tensor(0.0, dtype=log_probs.dtype)
         )
-        constants = largest.to(log_probs.device).expand(view.lengths.shape[0])
+        constants = largest.to(log_probs.device).expand(prepared.advantages.shape[0])
         return dataclasses.replace(prepared, sequence_constants=constants)
 
     @override
     def weigh(self, view: View) -> Weighed:
         """Ratio and limit."""
         log_ratio = view.log_ratio(Part.TOTAL)
-        keep = masks.window(log_ratio.values.square(), None, view.constants[0])
-        return Weighed(kernel.identity(log_ratio, view.out), keep)
+        weight = kernel.identity(log_ratio, view.out)
+        limit = view.constants[0]
+        if not bool(limit.isfinite()):
+            return Weighed(weight)
+        return Weighed(weight, masks.window(log_ratio.values.square(), None, limit))
+
+
+def _log_ratios(prepared: PreparedBatch, log_probs: Tensor) -> Iterator[Tensor]:
+    return (view.log_ratio(Part.TOTAL).values for _, view in views(prepared, log_probs))

@@ -21,7 +21,7 @@ from hetero_rl.estimators.stages import kernel, normalise
 from hetero_rl.estimators.stages.edge import LogRatio, Part
 from hetero_rl.estimators.stages.groups import Groups
 from hetero_rl.estimators.stages.pareto import pareto_smooth
-from hetero_rl.estimators.view import View, Weighed, whole_view
+from hetero_rl.estimators.view import View, Weighed, log_weights
 
 __all__ = ["Psis", "PsisOptions"]
 
@@ -47,8 +47,7 @@ class Psis(Estimator[PsisOptions]):
         """Adds the log of each sequence's weight."""
         if log_probs is None:
             return prepared
-        view = whole_view(prepared, log_probs)
-        smoothed = pareto_smooth(torch.where(view.token_counts > 0, view.product().values, -torch.inf))
+        smoothed = pareto_smooth(log_weights(prepared, log_probs))
         log_w = smoothed.log_weights
         if self.options.normalise == "batch":
             log_w = torch.sub(log_w, normalise.batch_mean_log(log_w))

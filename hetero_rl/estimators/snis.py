@@ -12,7 +12,6 @@ gradients. As sequences grow the largest weight takes the group: watch the effec
 import dataclasses
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -21,7 +20,7 @@ from hetero_rl.estimators.batch import PreparedBatch
 from hetero_rl.estimators.stages import normalise
 from hetero_rl.estimators.stages.edge import Part, Weight
 from hetero_rl.estimators.stages.groups import Groups
-from hetero_rl.estimators.view import View, Weighed, whole_view
+from hetero_rl.estimators.view import View, Weighed, log_weights
 
 __all__ = ["Snis", "SnisOptions"]
 
@@ -45,8 +44,7 @@ class Snis(Estimator[SnisOptions]):
         """Adds the log of each sequence's coefficient."""
         if log_probs is None:
             return prepared
-        view = whole_view(prepared, log_probs)
-        log_w = torch.where(view.token_counts > 0, view.product().values, -torch.inf)
+        log_w = log_weights(prepared, log_probs)
         return dataclasses.replace(prepared, sequence_constants=normalise.group_self_log(log_w, groups))
 
     @override

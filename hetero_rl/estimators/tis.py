@@ -23,7 +23,7 @@ from hetero_rl.estimators.stages import kernel
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.edge import Part, Weight
 from hetero_rl.estimators.stages.groups import Groups
-from hetero_rl.estimators.view import View, Weighed, whole_view
+from hetero_rl.estimators.view import View, Weighed, views
 
 __all__ = ["Tis", "TisOptions"]
 
@@ -62,11 +62,13 @@ class Tis(SplitRatio[TisOptions]):
         """Adds the mean truncated weight of the batch, over tokens or over sequences as the level says."""
         if self.options.normalise == "none" or log_probs is None:
             return prepared
-        view = whole_view(prepared, log_probs)
-        values = self._truncated(view, self.options.part).values
-        mean = values.mean(dtype=torch.float64)
-        constants = mean.to(log_probs.dtype).expand(view.lengths.shape[0])
-        return dataclasses.replace(prepared, sequence_constants=constants)
+        total, count = 0.0, 0
+        for _, view in views(prepared, log_probs):
+            values = self._truncated(view, self.options.part).values
+            total += float(values.sum(dtype=torch.float64))
+            count += values.shape[0]
+        mean = torch.tensor(total / count, dtype=log_probs.dtype, device=log_probs.device)
+        return dataclasses.replace(prepared, sequence_constants=mean.expand(prepared.advantages.shape[0]))
 
     @override
     def correct(self, view: View, part: Part) -> Weighed:

@@ -13,7 +13,10 @@ from hetero_rl.estimators.batch import PreparedBatch
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight
 from hetero_rl.estimators.stages.level import segment_max, segment_sum, to_tokens
 
-__all__ = ["View", "Weighed", "views", "whole_view"]
+__all__ = ["TOKENS_PER_VIEW", "View", "Weighed", "log_weights", "views"]
+
+TOKENS_PER_VIEW = 1 << 18
+"""Tokens that are weighed at once on a CPU: a few columns of this size fit its cache."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -192,28 +195,34 @@ class View:
         return column.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def whole_view(batch: PreparedBatch, log_probs: Tensor) -> View:
-    """All sequences of a batch with the current log-probabilities [n]."""
-    return View(batch, log_probs, slice(None), slice(None))
+def views(batch: PreparedBatch, log_probs: Tensor, out: Tensor | None = None) -> Iterator[tuple[slice, View]]:
+    """Consecutive whole sequences of a batch, with the positions of their tokens.
 
-
-def views(
-    batch: PreparedBatch, log_probs: Tensor, tokens_per_view: int, out: Tensor
-) -> Iterator[tuple[slice, View]]:
-    """Consecutive whole sequences of a batch, about `tokens_per_view` tokens each, with their token positions.
+    Any cut gives the same numbers, so on a CPU the batch is walked in pieces that its cache holds.
 
     Args:
         batch: The prepared batch.
         log_probs: log pi of each of its tokens [n].
-        tokens_per_view: Tokens of one view, at least.
         out: Where weights per token may be written [n].
     """
     total = log_probs.shape[0]
+    per_view = TOKENS_PER_VIEW if log_probs.device.type == "cpu" else total
     ends = batch.recorded.lengths.cumsum(0)
-    pieces = torch.arange(1, total // tokens_per_view + 1) * tokens_per_view
+    pieces = torch.arange(1, total // per_view + 1) * per_view
     cuts = sorted({*torch.searchsorted(ends.cpu(), pieces, right=True).tolist(), ends.shape[0]} - {0})
     sequence, token = 0, 0
     for cut in cuts:
         tokens = slice(token, int(ends[cut - 1]))
-        yield tokens, View(batch, log_probs, tokens, slice(sequence, cut), out[tokens])
+        yield (
+            tokens,
+            View(batch, log_probs, tokens, slice(sequence, cut), None if out is None else out[tokens]),
+        )
         sequence, token = cut, tokens.stop
+
+
+def log_weights(batch: PreparedBatch, log_probs: Tensor) -> Tensor:
+    """Log W of each sequence [s]; -inf where no token has a ratio."""
+    found = []
+    for _, view in views(batch, log_probs):
+        found.append(torch.where(view.token_counts > 0, view.product().values, -torch.inf))
+    return torch.cat(found)

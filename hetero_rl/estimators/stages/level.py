@@ -40,10 +40,11 @@ def to_tokens(per_sequence: Tensor, lengths: Tensor, tokens: int) -> Tensor:
     return torch.repeat_interleave(per_sequence, lengths, output_size=tokens)
 
 
-def root_positions(lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """Square root of each token's position in its sequence, from 1 [n]."""
-    table = torch.arange(1, int(lengths.max()) + 1, dtype=dtype, device=lengths.device).sqrt_()
-    return torch.cat([table[:length] for length in lengths.tolist()])
+def root_positions(lengths: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+    """Square root of each token's position in its sequence, from 1 [n = tokens]."""
+    before = (lengths.cumsum(0) - lengths).to(dtype)
+    counted = torch.arange(1, tokens + 1, dtype=dtype, device=lengths.device)
+    return counted.sub_(to_tokens(before, lengths, tokens)).sqrt_()
 
 
 def prefix_product(log_ratio: LogRatio, lengths: Tensor) -> LogRatio:

@@ -5,6 +5,7 @@ numbers several times faster than into booleans on a CPU.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ __all__ = [
     "probability_change",
     "safe_log",
     "scaled_clip",
+    "second_moment",
     "second_moment_limit",
     "window",
 ]
@@ -112,43 +114,54 @@ def scaled_clip(values: Tensor, scale: Tensor) -> Tensor:
 
 def probability_change(behavior_log_probs: Tensor, ratio: Tensor) -> Tensor:
     """Change pi - mu of each token's probability [n], from log mu and pi/mu."""
-    return (ratio - 1).mul_(behavior_log_probs.clamp(max=0).exp_())
+    return (ratio - 1).mul_(behavior_log_probs.exp())
 
 
 def binary_kl(behavior_log_probs: Tensor, log_ratio: Tensor, ratio: Tensor) -> Tensor:
     """KL(mu || pi) of "this token or any other" [n], from log mu, log pi/mu and pi/mu."""
-    mu = behavior_log_probs.clamp(max=0).exp_()
+    mu = behavior_log_probs.exp()
     others = (1 - mu).clamp_(min=TINY)
-    other_ratio = torch.addcmul(torch.ones_like(mu), mu, ratio, value=-1).clamp_(min=TINY).div_(others).log_()
-    # mu log(mu/pi) + (1 - mu) log((1 - mu)/(1 - pi)), both with their signs turned
-    return mu.mul_(log_ratio).addcmul_(others, other_ratio).neg_()
+    other_pi = torch.rsub(mu * ratio, 1).clamp_(min=TINY)
+    divergence = torch.div(others, other_pi, out=other_pi).log_().mul_(others)
+    return divergence.addcmul_(mu, log_ratio, value=-1)
 
 
 def binary_chi_square(behavior_log_probs: Tensor, ratio: Tensor) -> Tensor:
     """Chi-square divergence of mu from pi over "this token or any other" [n], from log mu and pi/mu."""
-    mu = behavior_log_probs.clamp(max=0).exp_()
+    mu = behavior_log_probs.exp()
     pi = mu * ratio
     return (mu - pi).square_().div_((pi * (1 - pi)).clamp_(min=TINY))
 
 
-def second_moment_limit(log_ratios: Tensor, tau: float) -> float:
+def second_moment(log_ratios: Iterable[Tensor]) -> float:
+    """Mean square of the log-ratios of the whole batch, in any pieces."""
+    total, count = 0.0, 0
+    for piece in log_ratios:
+        total += float(torch.dot(piece, piece))
+        count += piece.shape[0]
+    return total / count
+
+
+def second_moment_limit(log_ratios: Iterable[Tensor], tau: float) -> float:
     """Square of the log-ratio from which on tokens are dropped, so that the mean square of the rest is below tau.
 
     Args:
-        log_ratios: Log-ratios of the whole batch [n].
+        log_ratios: Log-ratios of the whole batch, in any pieces.
         tau: Bound on the mean square.
 
     Returns:
         The limit, itself dropped; infinity when the whole batch is within the bound.
     """
-    # A dot product: no column of squares is made where none has to be dropped.
-    if float(torch.dot(log_ratios, log_ratios)) / log_ratios.shape[0] < tau:
-        return torch.inf
-    squares = log_ratios.square()
-    # A square below tau never lifts a mean that is below tau above it, so only the larger ones are sorted.
-    large = squares[squares >= tau].sort().values.to(torch.float64)
-    small_count = squares.shape[0] - large.shape[0]
-    small_sum = squares.sum(dtype=torch.float64) - large.sum()
-    counts = small_count + torch.arange(1, large.shape[0] + 1, dtype=torch.float64, device=large.device)
-    within = int(((small_sum + large.cumsum(0)) / counts < tau).sum())
-    return float(large[within]) if within < large.shape[0] else torch.inf
+    small_sum, small_count = 0.0, 0
+    large: list[Tensor] = []
+    for piece in log_ratios:
+        # A square below tau never lifts a mean that is below tau above it, so only the larger ones are sorted.
+        squares = piece.square()
+        beyond = squares[squares >= tau].to(torch.float64)
+        large.append(beyond)
+        small_sum += float(squares.sum(dtype=torch.float64)) - float(beyond.sum())
+        small_count += piece.shape[0] - beyond.shape[0]
+    ordered = torch.cat(large).sort().values
+    counts = small_count + torch.arange(1, ordered.shape[0] + 1, dtype=torch.float64, device=ordered.device)
+    within = int(((small_sum + ordered.cumsum(0)) / counts < tau).sum())
+    return float(ordered[within]) if within < ordered.shape[0] else math.inf

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hetero_rl.estimators import (
     Needs,
     RecordedBatch,
-    base,
     estimator_class,
     list_estimators,
     make_estimator,
     surrogate_loss,
+    view,
 )
 
 PRESETS = list_estimators()
@@ -174,7 +174,7 @@ def test_a_long_batch_is_walked_in_pieces_with_the_same_result(name, make_record
     estimator = preset(name)
     prepared = prepare(estimator, recorded, log_probs)
     whole = estimator.coefficients(prepared, log_probs)
-    monkeypatch.setattr(base, "TOKENS_PER_VIEW", 16)
+    monkeypatch.setattr(view, "TOKENS_PER_VIEW", 16)
     pieces = estimator.coefficients(prepared, log_probs)
     for field in dataclasses.fields(whole):
         torch.testing.assert_close(getattr(pieces, field.name), getattr(whole, field.name))
