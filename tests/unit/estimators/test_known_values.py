@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from hetero_rl.errors import ConfigError
-from hetero_rl.estimators import Needs, RecordedBatch, make_estimator
+from hetero_rl.estimators import Needs, RecordedBatch, list_estimators, make_estimator
 from hetero_rl.estimators.stages.advantages import advantages
 from hetero_rl.estimators.stages.edge import LogRatio, Part, Weight, multiply
 from hetero_rl.estimators.stages.groups import Groups
@@ -373,3 +374,8 @@ def test_clamp_hits_are_reported_for_the_level_that_is_exponentiated():
     assert coefficients("vespo", recorded, log_probs).clamped.tolist() == [True, False]
     assert coefficients("ppo", recorded, log_probs).clamped.tolist() == [False, False]
     assert coefficients("gspo", recorded, log_probs).clamped.tolist() == [False, False]
+
+
+def test_the_documentation_names_every_preset():
+    text = (Path(__file__).parents[3] / "docs" / "estimators.md").read_text(encoding="utf-8")
+    assert [name for name in list_estimators() if f"| `{name}` |" not in text] == []
