@@ -45,12 +45,7 @@ class LocalState:
 
 
 def check_settings(config: Config) -> None:
-    """Raises ConfigError for settings that contradict each other."""
-    if config.weights.publish_every > config.staleness.max_lag + 1:
-        raise ConfigError(
-            f"weights.publish_every is {config.weights.publish_every}, but with staleness.max_lag"
-            f" {config.staleness.max_lag} workers need a version at least every {config.staleness.max_lag + 1} steps"
-        )
+    """Raises ConfigError for settings that the trainer cannot keep."""
     if config.sampling.top_p != 1 or config.sampling.top_k != 0:
         raise ConfigError(
             f"sampling.top_p is {config.sampling.top_p} and top_k is {config.sampling.top_k}: the trainer does not"

@@ -368,7 +368,6 @@ def test_resuming_without_a_checkpoint_begins_again(make_config, make_hub):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"weights": {"publish_every": 4}, "staleness": {"max_lag": 2}}, "publish_every is 4"),
         ({"sampling": {"top_p": 0.9}}, "top_p is 0.9"),
         ({"trainer": {"group_size": 1}}, "group_size is 1"),
         ({"model": {"path": "/does/not/exist"}}, "is not a directory"),
