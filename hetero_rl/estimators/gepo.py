@@ -12,7 +12,7 @@ taken over the members present.
 
 The probabilities are length-normalised, as in the authors' code: with raw sums one member takes the whole group.
 The clip of 0.2 is that of figure 1 and of every published result; it fires on the spread of confidence within a group
-rather than on staleness. `epsilon_low` and `epsilon_high` set to None turn it off.
+rather than on staleness. `clip` = False turns it off.
 
 Variants as options: `expectation` "micro_batch" averages over consecutive sequences of the batch whatever their prompt, as the
 authors' code does after shuffling; "group_mean" is the plain mean of q, the unbiased estimate of E_q[q]; `length_normalise` =
@@ -43,10 +43,12 @@ class GepoOptions(EstimatorOptions):
 
     aggregation: AggregationKind = "sequence_mean_token_mean"
     """What one token counts in the loss of the batch."""
-    epsilon_low: float | None = Field(0.2, ge=0)
-    """Lower clip margin; None turns it off."""
-    epsilon_high: float | None = Field(0.2, ge=0)
-    """Upper clip margin; None turns it off."""
+    epsilon_low: float = Field(0.2, ge=0)
+    """Lower clip margin."""
+    epsilon_high: float = Field(0.2, ge=0)
+    """Upper clip margin."""
+    clip: bool = True
+    """Whether the clip acts."""
     expectation: Literal["group", "group_mean", "micro_batch"] = "group"
     """What E[q] is: the q-weighted mean of the group, its plain mean, or the q-weighted mean of a micro-batch."""
     micro_batch_size: int = Field(8, ge=1)
@@ -89,10 +91,7 @@ class Gepo(Estimator[GepoOptions]):
         usable = view.constants.isfinite()
         log_w = LogRatio(log_p - torch.where(usable, view.constants, 0.0), Part.TOTAL)
         weight = kernel.identity(log_w)
-        bounds = masks.clip_bounds(
-            view.advantages,
-            None if o.epsilon_low is None else 1 - o.epsilon_low,
-            None if o.epsilon_high is None else 1 + o.epsilon_high,
-        )
-        keep = masks.window(weight.values, *bounds).mul_(usable)
-        return Weighed(weight, keep, log_w)
+        if not o.clip:
+            return Weighed(weight, usable.to(weight.values.dtype), log_w)
+        bounds = masks.clip_bounds(view.advantages, 1 - o.epsilon_low, 1 + o.epsilon_high)
+        return Weighed(weight, masks.window(weight.values, *bounds).mul_(usable), log_w)

@@ -258,3 +258,16 @@ def test_nothing_that_was_given_is_changed_and_a_second_call_agrees(name, make_r
         assert torch.equal(column, copy)
     assert torch.equal(first.values, second.values)
     assert torch.equal(first.log_importance_ratio, second.log_importance_ratio)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(("rewards", "columns"), [("float32", "float64"), ("float64", "float32")])
+def test_rewards_and_log_probabilities_may_differ_in_precision(name, rewards, columns, make_recorded):
+    recorded, log_probs = make_recorded(max_new_tokens=12, shift=0.3, dtype=getattr(torch, columns))
+    recorded = dataclasses.replace(
+        recorded,
+        rewards=recorded.rewards.to(getattr(torch, rewards)),
+        old_log_probs=recorded.behavior_log_probs + 0.01,
+        token_lags=torch.ones_like(log_probs).to(torch.int64),
+    )
+    assert gradient(preset(name), recorded, log_probs).dtype == getattr(torch, columns)
