@@ -26,6 +26,9 @@ class Bench:
 
 BENCHES: Mapping[str, Bench] = {
     "estimators": Bench("hetero_rl.bench.estimators", "Every estimator's weight stage: time and memory."),
+    "weights": Bench(
+        "hetero_rl.bench.weights", "Weight deltas: size against the entropy, speed against a copy."
+    ),
     "wire": Bench("hetero_rl.bench.wire", "Trajectories: encoding, bytes per token, durable ingest."),
 }
 """By name."""
