@@ -165,7 +165,9 @@ class Learner:
         parts = [self._forward_and_backward(batch, prepared, rows) for rows in plan]
         loss = math.fsum(part.loss for part in parts)
         gradient_norm = self._clip_gradients(batch.step)
-        learning_rate = learning_rate_at(batch.step, self._config)
+        coefficients = _joined_coefficients([part.coefficients for part in parts], plan, recorded.lengths)
+        scale = self._estimator.learning_rate_scale(coefficients.log_importance_ratio)
+        learning_rate = learning_rate_at(batch.step, self._config) * scale
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
@@ -175,7 +177,7 @@ class Learner:
             learning_rate=learning_rate,
             log_probs=_in_batch_order([part.log_probs for part in parts], plan, recorded.lengths),
             prepared=prepared,
-            coefficients=_joined_coefficients([part.coefficients for part in parts], plan, recorded.lengths),
+            coefficients=coefficients,
             padded_tokens=sum(len(rows) * max(batch.row_lengths(rows)) for rows in plan),
             seconds=time.monotonic() - started,
         )

@@ -172,6 +172,15 @@ def test_learning_rate_warms_up_linearly_and_stays():
     assert learning_rate_at(1, OptimizerConfig(learning_rate=0.4)) == pytest.approx(0.4)
 
 
+def test_an_estimator_may_scale_the_learning_rate_of_a_step(policy, batch):
+    result = learner(policy, "vcpo", {"advantage": "none"}).step(batch, recorded(batch))
+
+    log_w = result.coefficients.log_importance_ratio.double()
+    share = float(log_w.exp().sum() ** 2 / log_w.exp().square().sum() / len(log_w))
+    assert result.learning_rate == pytest.approx(1e-2 * math.sqrt(share), rel=1e-5)
+    assert result.learning_rate < 1e-2
+
+
 def test_half_precision_gradients_are_those_of_float32_within_its_rounding(model_dir, batch):
     from hetero_rl.trainer.policy import load_policy
 
