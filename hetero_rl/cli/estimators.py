@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hetero_rl.cli.options import JsonOutput
@@ -35,7 +36,7 @@ def list_all(context: typer.Context) -> None:
     table = Table("name", "reads", "coefficient", box=None, pad_edge=False)
     for name in list_estimators():
         preset = estimator_class(name)
-        table.add_row(name, make_estimator(name, preset.example_options).needs.value, preset.formula)
+        table.add_row(name, make_estimator(name, preset.example_options).needs.value, escape(preset.formula))
     Console().print(table)
     typer.echo("\nhetero-rl estimators show NAME prints constants and reference, and draws the coefficient.")
 

@@ -66,5 +66,6 @@ def finite_mean(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _starts(lengths: Tensor) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    ends = np.cumsum(lengths.numpy())
-    return np.concatenate(([0], ends[:-1]))
+    starts = np.zeros(lengths.shape[0], dtype=np.int64)
+    np.cumsum(lengths.numpy()[:-1], out=starts[1:])
+    return starts

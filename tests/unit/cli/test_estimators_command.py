@@ -13,6 +13,7 @@ def test_the_list_has_every_preset_with_what_it_reads_and_its_formula(cli):
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
     assert set(list_estimators()) <= set(lines)
     assert "recorded group" in lines["gepo"]
+    assert "p / E_group[q]" in lines["gepo"]
     assert "current policy" in lines["snis"]
     assert "W^c1 exp(c2 (1 - W))" in lines["vespo"]
 
