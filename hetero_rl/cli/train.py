@@ -11,6 +11,7 @@ from hetero_rl.cli.reporting import INTERRUPTED_EXIT_CODE
 from hetero_rl.config import Config, load_config, show_config
 from hetero_rl.errors import HeteroRLError
 from hetero_rl.launch import checks
+from hetero_rl.launch.hub_access import probe_hub
 from hetero_rl.launch.plan import worker_names
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.worker.backend import Backend
@@ -42,7 +43,7 @@ def train(
     """
     flags = _flags(infer_backend, workers, hub)
     config = load_config(files or (), [*(overrides or ()), *flags])
-    backends = _check(config, resume=resume)
+    backends = _check(config, resume=resume, dry_run=dry_run)
     if dry_run:
         typer.echo(_plan(config))
         typer.echo(show_config(config).rstrip("\n"))
@@ -63,7 +64,7 @@ def _flags(infer_backend: str | None, workers: int | None, hub: str | None) -> l
     return flags
 
 
-def _check(config: Config, *, resume: bool) -> dict[str, Backend]:
+def _check(config: Config, *, resume: bool, dry_run: bool) -> dict[str, Backend]:
     """Everything that can be known to be wrong before anything is started, cheapest first."""
     checks.check_run_directory(config, resume=resume)
     backends = checks.check_backends(config)
@@ -72,6 +73,8 @@ def _check(config: Config, *, resume: bool) -> dict[str, Backend]:
         checks.check_port(config.hub.listen)
     else:
         checks.split_address(config.hub.address, "hub.address")
+        if not dry_run:
+            probe_hub(config.hub.address, config)
     # These know the estimators and tasks, and import torch for it.
     from hetero_rl.tasks import open_task
     from hetero_rl.trainer.session import check_settings

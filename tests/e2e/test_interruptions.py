@@ -87,3 +87,13 @@ def test_a_killed_hub_is_started_again_on_the_same_journal(train):
     assert training.finish() == 0, training.text()
     assert "hub was ended by SIGKILL; starting it again" in training.text()
     assert_whole(training)
+
+
+def test_a_worker_that_can_never_work_ends_the_run_with_its_reason(train):
+    training = train("--set", "inference.worker.model_path=/nowhere")
+
+    assert training.finish() == 1
+    printed = training.output.read_text()
+    assert "worker-cpu-0 ended with exit code 2. The end of" in printed
+    assert "/nowhere" in printed
+    assert "Traceback" not in printed
