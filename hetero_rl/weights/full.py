@@ -13,7 +13,8 @@ import torch
 from hetero_rl.errors import DamagedError
 from hetero_rl.weights.blobs import BLOB_BYTES, BlobFile, BlobWriter
 from hetero_rl.weights.digests import check_blob_file, digest_of_bytes, state_digest
-from hetero_rl.weights.manifest import check_manifest
+from hetero_rl.weights.manifest import check_manifest, raw_size
+from hetero_rl.weights.planes import decode_planes, encode_planes
 from hetero_rl.weights.tensors import (
     data_type_of,
     distinct_tensors,
@@ -24,7 +25,7 @@ from hetero_rl.weights.tensors import (
 )
 from hetero_rl.wire.messages import ProbeCard, TensorEntry, WeightEncoding, WeightManifest
 
-__all__ = ["EncodedVersion", "StagedVersion", "encode_full", "stage_full"]
+__all__ = ["EncodedVersion", "StagedVersion", "encode_full", "stage_full", "unpack_full"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,8 +68,9 @@ def encode_full(
     serving_dtype: torch.dtype | None = None,
     probe_card: ProbeCard | None = None,
     blob_bytes: int = BLOB_BYTES,
+    encoding: WeightEncoding = WeightEncoding.FULL_RAW,
 ) -> EncodedVersion:
-    """Writes a raw full copy of a state into blob files; extra memory is about one tensor.
+    """Writes a full copy of a state into blob files; extra memory is about one tensor.
 
     Args:
         state: Tensors by checkpoint name, in the order of the checkpoint, on any device. Tensors that share storage
@@ -79,6 +81,7 @@ def encode_full(
         serving_dtype: Type of floating point tensors as served; None keeps each one's own.
         probe_card: Goes into the manifest.
         blob_bytes: A blob is closed before it would grow beyond this.
+        encoding: FULL_RAW or FULL_PLANES.
 
     A tensor of a type that cannot be published raises ConfigError naming it.
     """
@@ -87,11 +90,13 @@ def encode_full(
         for named in distinct_tensors(state):
             tensor = serving_copy(named.tensor, serving_dtype)
             data = raw_bytes(tensor)
-            placement = writer.add(data)
+            data_type = data_type_of(named.name, tensor)
+            planes = encoding is WeightEncoding.FULL_PLANES
+            placement = writer.add(encode_planes(data_type, data) if planes else data)
             entries.append(
                 TensorEntry(
                     name=named.name,
-                    data_type=data_type_of(named.name, tensor),
+                    data_type=data_type,
                     shape=tuple(tensor.shape),
                     digest=digest_of_bytes(data),
                     blob_index=placement.blob_index,
@@ -103,7 +108,7 @@ def encode_full(
     manifest = WeightManifest(
         version=version,
         step=step,
-        encoding=WeightEncoding.FULL_RAW,
+        encoding=encoding,
         tensors=tuple(entries),
         blobs=tuple(blob.reference for blob in writer.blobs),
         state_digest=state_digest(entries),
@@ -122,19 +127,62 @@ def stage_full(manifest: WeightManifest, paths: Sequence[Path]) -> StagedVersion
     Raises:
         DamagedError: The manifest contradicts itself or bytes do not match their digest; names the blob or tensor.
     """
-    if manifest.encoding is not WeightEncoding.FULL_RAW or len(paths) != len(manifest.blobs):
+    _check_fetched(manifest, paths, WeightEncoding.FULL_RAW)
+    staged = StagedVersion(manifest, tuple(paths))
+    for entry, data in staged.raw():
+        _check_digest(manifest, entry, data)
+    return staged
+
+
+def unpack_full(manifest: WeightManifest, paths: Sequence[Path], directory: Path) -> StagedVersion:
+    """Checks a fetched full copy in byte planes and writes it out as raw files, ready to be loaded.
+
+    Args:
+        manifest: Encoding FULL_PLANES.
+        paths: The file of each blob, in the manifest's order.
+        directory: Where the raw files are put, named by digest.
+
+    Raises:
+        DamagedError: The manifest contradicts itself or bytes do not match their digest; names the blob or tensor.
+    """
+    _check_fetched(manifest, paths, WeightEncoding.FULL_PLANES)
+    entries = []
+    with BlobWriter(directory) as writer:
+        for entry, coded in StagedVersion(manifest, tuple(paths)).raw():
+            try:
+                data = decode_planes(entry.data_type, coded, raw_size(entry))
+            except DamagedError as error:
+                raise DamagedError(f"tensor {entry.name!r} of version {manifest.version}: {error}") from error
+            _check_digest(manifest, entry, data)
+            placement = writer.add(data)
+            entries.append(
+                dataclasses.replace(
+                    entry, blob_index=placement.blob_index, offset=placement.offset, size=placement.size
+                )
+            )
+    raw = dataclasses.replace(
+        manifest,
+        encoding=WeightEncoding.FULL_RAW,
+        tensors=tuple(entries),
+        blobs=tuple(blob.reference for blob in writer.blobs),
+    )
+    return StagedVersion(raw, tuple(blob.path for blob in writer.blobs))
+
+
+def _check_fetched(manifest: WeightManifest, paths: Sequence[Path], encoding: WeightEncoding) -> None:
+    if manifest.encoding is not encoding or len(paths) != len(manifest.blobs):
         raise DamagedError(
             f"version {manifest.version} is {manifest.encoding.name} with {len(manifest.blobs)} blobs; "
-            f"{len(paths)} files of a raw full copy were to be staged"
+            f"{len(paths)} files of {encoding.name} were to be staged"
         )
     check_manifest(manifest)
     for blob, path in zip(manifest.blobs, paths, strict=True):
         check_blob_file(path, blob)
-    staged = StagedVersion(manifest, tuple(paths))
-    for entry, data in staged.raw():
-        found = digest_of_bytes(data)
-        if found != entry.digest:
-            raise DamagedError(
-                f"tensor {entry.name!r} of version {manifest.version} has digest {found}, not {entry.digest}"
-            )
-    return staged
+
+
+def _check_digest(manifest: WeightManifest, entry: TensorEntry, data: memoryview) -> None:
+    found = digest_of_bytes(data)
+    if found != entry.digest:
+        raise DamagedError(
+            f"tensor {entry.name!r} of version {manifest.version} has digest {found}, not {entry.digest}"
+        )

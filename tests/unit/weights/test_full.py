@@ -7,7 +7,7 @@ import torch
 
 from hetero_rl.errors import ConfigError, DamagedError
 from hetero_rl.weights.digests import digest_of_bytes, state_digest
-from hetero_rl.weights.full import encode_full, stage_full
+from hetero_rl.weights.full import encode_full, stage_full, unpack_full
 from hetero_rl.weights.tensors import raw_bytes
 from hetero_rl.wire.messages import DataType, WeightEncoding
 
@@ -143,3 +143,41 @@ def test_a_tensor_whose_digest_is_wrong_is_named(state, tmp_path):
     forged = dataclasses.replace(manifest, tensors=tensors, state_digest=state_digest(tensors))
     with pytest.raises(DamagedError, match="'positions'"):
         stage_full(forged, paths)
+
+
+PLANES = {"encoding": WeightEncoding.FULL_PLANES}
+
+
+@pytest.mark.parametrize("serving_dtype", [torch.bfloat16, torch.float16, torch.float32, None])
+def test_byte_planes_are_unpacked_bit_for_bit(state, tmp_path, serving_dtype):
+    manifest, paths = published(state, tmp_path, serving_dtype=serving_dtype, **PLANES)
+    unpacked = unpack_full(manifest, paths, tmp_path / "raw")
+    expected = stage_full(*published(state, tmp_path, serving_dtype=serving_dtype))
+    assert {name: bits(tensor) for name, tensor in unpacked.tensors()} == {
+        name: bits(tensor) for name, tensor in expected.tensors()
+    }
+    assert unpacked.manifest.state_digest == expected.manifest.state_digest
+    stage_full(unpacked.manifest, unpacked.paths)
+
+
+def test_byte_planes_of_a_trained_layer_take_about_seven_tenths(tmp_path):
+    weights = torch.randn(100_000, generator=torch.Generator().manual_seed(1)) * 0.02
+    manifest, _ = published({"w": weights}, tmp_path, serving_dtype=torch.bfloat16, **PLANES)
+    assert manifest.tensors[0].size < 0.7 * 200_000
+
+
+def test_planes_and_raw_copies_are_not_taken_for_each_other(state, tmp_path):
+    with pytest.raises(DamagedError, match="is FULL_PLANES"):
+        stage_full(*published(state, tmp_path, **PLANES))
+    with pytest.raises(DamagedError, match="is FULL_RAW"):
+        unpack_full(*published(state, tmp_path), tmp_path / "raw")
+
+
+def test_a_tensor_of_planes_whose_digest_is_wrong_is_named(state, tmp_path):
+    manifest, paths = published(state, tmp_path, **PLANES)
+    wrong = dataclasses.replace(manifest.tensors[0], digest="0" * 64)
+    tensors = (wrong, *manifest.tensors[1:])
+    forged = dataclasses.replace(manifest, tensors=tensors, state_digest=state_digest(tensors))
+    with pytest.raises(DamagedError, match=r"'embed\.weight'"):
+        unpack_full(forged, paths, tmp_path / "raw")
+    assert list((tmp_path / "raw").iterdir()) == []
