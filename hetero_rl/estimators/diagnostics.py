@@ -15,6 +15,7 @@ Names are verl's where verl has one. r = pi/mu per token, W = prod_t r per seque
     share/coefficient_below_0.01, share/clamped, share/masked, share/masked/positive, share/masked/negative
     share/masked/length_UP_TO                       masked share of tokens by length of the sequence, powers of two
     unusable_tokens                                 tokens without a finite log-ratio; they enter no other number
+    groups, incomplete_groups                       of the whole batch, whatever part of it is looked at
     log_w/mean, log_w/min, log_w/max, log_w/staleness, log_w/chip
 
 Logs are held within +-20 before `exp`, as everywhere. A number that is not defined is absent, never NaN.
@@ -54,7 +55,8 @@ def diagnostics(batch: PreparedBatch, coefficients: Coefficients, log_probs: Ten
         )
     current, behavior = log_probs.detach().double(), recorded.behavior_log_probs.double()
     usable = (current - behavior).isfinite()
-    numbers = {"unusable_tokens": float((~usable).sum())}
+    numbers = {name: fact for name, fact in batch.facts.items() if math.isfinite(fact)}
+    numbers["unusable_tokens"] = float((~usable).sum())
     if bool(usable.any()):
         numbers |= _token_numbers(current[usable], behavior[usable])
         numbers |= _perplexities(current, behavior, usable, recorded.lengths)

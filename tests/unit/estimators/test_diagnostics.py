@@ -51,6 +51,7 @@ def test_probability_differences(two):
 
 def test_sequence_weights(two):
     numbers = numbers_of(*two)
+    assert (numbers["groups"], numbers["incomplete_groups"]) == (1.0, 0.0)
     assert numbers["rollout_is_mean"] == pytest.approx(1.25)
     assert numbers["rollout_is_max"] == pytest.approx(2.0)
     assert numbers["chi2_seq"] == pytest.approx((4 + 0.25) / 2 - 1)
