@@ -126,14 +126,13 @@ class LocalRun:
         return ensure_starter(self._config, self._report_starter)
 
     def _report_starter(self, progress: "Progress") -> None:
-        """Shows every tenth part of the supervised steps; an interruption ends them."""
+        """Shows the supervised steps; an interruption ends them."""
         if self._stop.is_set():
             raise InterruptedRunError("interrupted while the starter model was made")
-        step, steps = progress.step, progress.steps
-        if step in {1, steps} or step % max(steps // 10, 1) == 0:
-            self._view.phase(
-                f"making the starter model: supervised step {step}/{steps}, loss {progress.loss:.3f}"
-            )
+        self._view.phase(
+            f"making the starter model: supervised step {progress.step} of at most {progress.steps}, "
+            f"loss {progress.loss:.3f}"
+        )
 
     def _nothing_done(self) -> RunResult:
         return RunResult(

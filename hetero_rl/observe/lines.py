@@ -2,7 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Self, TextIO
 
 from hetero_rl.observe import names
@@ -10,6 +11,8 @@ from hetero_rl.observe.progress import RunProgress, duration
 from hetero_rl.wire.ports import FleetPort
 
 __all__ = ["LineView", "step_line"]
+
+PHASE_SECONDS = 5.0
 
 
 def step_line(progress: RunProgress) -> str:
@@ -40,12 +43,18 @@ class LineView:
     Args:
         total_steps: Steps of the whole run.
         file: Where to print; None is standard output.
+        now: A monotonic clock in seconds.
     """
 
-    def __init__(self, total_steps: int, file: TextIO | None = None) -> None:
+    def __init__(
+        self, total_steps: int, file: TextIO | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._progress = RunProgress(total_steps)
         self._file = file or sys.stdout
         self._lock = threading.Lock()
+        self._now = now
+        self._phase = ""
+        self._phase_printed_at = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -69,8 +78,12 @@ class LineView:
                 self._print(f"held-out accuracy {newest.accuracy:.3f} after step {newest.step}")
 
     def phase(self, text: str) -> None:
-        """Takes what is being done before the first step."""
-        self.notify(text)
+        """Takes what is being done before the first step; news of the same phase are printed now and then."""
+        name, now = text.partition(":")[0], self._now()
+        with self._lock:
+            if name != self._phase or now - self._phase_printed_at >= PHASE_SECONDS:
+                self._phase, self._phase_printed_at = name, now
+                self._print(text)
 
     def notify(self, text: str) -> None:
         """Takes a sentence for people."""

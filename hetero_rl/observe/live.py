@@ -146,7 +146,7 @@ class LiveView:
         self._title = title
         self._progress = RunProgress(total_steps)
         self._started = time.monotonic()
-        self._phase = ""
+        self._phase = "starting"
         self._notices: deque[str] = deque(maxlen=NOTICES)
         self._fleet: FleetSnapshot | None = None
         self._lock = threading.Lock()

@@ -60,6 +60,16 @@ def test_a_phase_and_a_notice_are_lines(lines):
     assert file.getvalue() == "starting the hub\nworker-cpu-0 was ended by SIGKILL\n"
 
 
+def test_news_of_one_phase_are_printed_now_and_then():
+    file, times = io.StringIO(), iter([10.0, 11.0, 16.0, 16.5])
+    view = LineView(20, file, now=lambda: next(times))
+
+    for text in ("model: 1", "model: 2", "model: 3", "hub"):
+        view.phase(text)
+
+    assert file.getvalue() == "model: 1\nmodel: 3\nhub\n"
+
+
 def test_a_view_as_a_sink_goes_on_from_the_resumed_step(lines):
     view, file = lines
     sink = ViewSink(view)
