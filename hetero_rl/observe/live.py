@@ -5,9 +5,10 @@
     fleet thread ──── hub, every second┘
 
 close() paints a last time and leaves the picture on the screen. The fleet thread ends with close(); a hub that does not
-answer costs nothing but the worker table.
+answer leaves its last word in the worker table.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -200,14 +201,12 @@ class LiveView:
         self._live.stop()
 
     def _poll(self, fleet: FleetPort) -> None:
-        snapshot: FleetSnapshot | None = None
         while not self._closing.is_set():
-            try:
-                snapshot = fetch_fleet(fleet, after=snapshot)
-            except ProtocolError:
-                snapshot = None  # the hub may be on its way back
-            with self._lock:
-                self._fleet = snapshot
+            # A hub that is away may come back; at the end of a run it is gone, and its last word stays in the picture.
+            with contextlib.suppress(ProtocolError):
+                snapshot = fetch_fleet(fleet, after=self._fleet)
+                with self._lock:
+                    self._fleet = snapshot
             self._closing.wait(POLL_SECONDS)
 
     def _render(self) -> RenderableType:
