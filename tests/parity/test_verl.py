@@ -9,7 +9,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
     compute_rollout_correction_weights,
     compute_rollout_rejection_mask,
 )
-from verl.workers.config import ActorConfig
+from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from hetero_rl.estimators.stages.advantages import advantages
 from hetero_rl.estimators.stages.groups import Groups
@@ -190,3 +190,26 @@ def test_advantages_are_those_of_verl(case, estimate, kind):
     )
     ours = advantages(case.advantages, Groups.of(groups), kind, 1e-6)
     torch.testing.assert_close(ours, theirs[:, 0].to(torch.float64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("correction", "name", "options"),
+    [
+        ({"loss_type": "ppo_clip"}, "ppo", {"clip_ratio_c": 3.0}),
+        (
+            {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": 1.1},
+            "tis",
+            {"threshold": 1.1},
+        ),
+        (
+            {"loss_type": "reinforce", "rollout_is": "sequence", "rollout_is_threshold": 1.1},
+            "tis",
+            {"threshold": 1.1, "level": "sequence"},
+        ),
+    ],
+)
+def test_the_bypass_mode_of_verl_is_the_whole_ratio_to_the_sampler(case, correction, name, options):
+    policy_loss = PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction)
+    theirs = gradient(case, "bypass_mode", policy_loss=policy_loss)
+    ours = case.gradient(name, old_is_behavior=True, **options)
+    torch.testing.assert_close(ours, theirs, **TOLERANCE)
