@@ -169,10 +169,11 @@ def grade(
 
 
 def evaluate(model: Any, task: Task, encoder: PromptEncoder, grader: Grader, config: Config) -> float:
-    """Share of the held-out questions answered exactly, choosing the likeliest token each time."""
+    """Share of the held-out questions answered exactly; at temperature 0 the likeliest token is chosen each time."""
     items = task.held_out_items
     prompts = [encoder.encode(item.question) for item in items]
-    completions = sample(model, prompts, 1, config.sampling.max_new_tokens, greedy=True)
+    greedy = config.evaluation.temperature == 0
+    completions = sample(model, prompts, 1, config.sampling.max_new_tokens, greedy=greedy)
     rewards = grade(grader, encoder, items, completions)
     return sum(reward == 1.0 for reward in rewards) / len(rewards)
 

@@ -74,10 +74,11 @@ def new_model(config: StarterConfig, *, vocabulary_size: int, context_tokens: in
 
 
 def shared_instruction(task: Task) -> str:
-    """What the questions of a task begin with, up to the last space; empty where they have little in common."""
+    """What the questions of a task begin with, up to the last white space; empty where they have little in common."""
     questions = [task.training_item(n, stream="supervised").question for n in range(SAMPLED_QUESTIONS)]
     common = os.path.commonprefix(questions)  # ruff: ignore[os-path-commonprefix] character by character is what is wanted
-    return common[: common.rfind(" ") + 1] if len(common) >= SHORTEST_INSTRUCTION else ""
+    end = max(common.rfind(" "), common.rfind("\n")) + 1
+    return common[:end] if end >= SHORTEST_INSTRUCTION else ""
 
 
 def supervise(
