@@ -70,7 +70,8 @@ EVEN_ODDS = 32768 << 8
 _MOST_VISITS = 250
 _RATES = np.array([int(65536 / (visits + 1.6)) for visits in range(256)], np.int32)
 
-# Bits of a step of one exponent: sign, "more than one", a tree of 5 bits for the length, a tree of 3 for its top bits.
+# Bits of a step of one exponent, after a sign at even odds: "more than one" (the second), a tree of 5 bits for the
+# length, a tree of 3 for its top bits.
 STEP_ODDS = 320
 _LENGTH_TREE = 2
 _TOP_TREES = 34
@@ -149,7 +150,8 @@ def _take_bit(code, width, data, position, odds, index):
 
 @_inlined
 def _put_step(low, width, out, position, step, base, odds):
-    low, width, position = _put_bit(low, width, out, position, odds, base, np.int64(step < 0))
+    width >>= 1
+    low += width & -np.int64(step < 0)
     more = abs(step) - 1
     low, width, position = _put_bit(low, width, out, position, odds, base + 1, np.int64(more > 0))
     if more > 0:
@@ -179,7 +181,9 @@ def _put_step(low, width, out, position, step, base, odds):
 
 @_inlined
 def _take_step(code, width, data, position, base, odds):
-    code, width, position, negative = _take_bit(code, width, data, position, odds, base)
+    width >>= 1
+    negative = np.int64(code >= width)
+    code -= width & -negative
     code, width, position, larger = _take_bit(code, width, data, position, odds, base + 1)
     more = 0
     if larger > 0:
@@ -269,13 +273,13 @@ def _hazard_of_8(old, element, shift, hazards):
 
 @_inlined
 def _order(bits, sign):
-    """Bits of a float as an integer that rises with its value; its own inverse is `_unorder`."""
-    return bits ^ (2 * sign - 1) if bits & sign else bits ^ sign
+    """Bits of a float as an integer that rises with its value; `_unorder` is the way back."""
+    return bits ^ (sign | ((sign - 1) & -np.int64((bits & sign) != 0)))
 
 
 @_inlined
 def _unorder(order, sign):
-    return order ^ sign if order & sign else order ^ (2 * sign - 1)
+    return order ^ (sign | ((sign - 1) & -np.int64((order & sign) == 0)))
 
 
 @_inlined
@@ -428,6 +432,14 @@ def decode(old, data, shift, sign, hazards, seen, changed, odds, pieces, counts,
                 )
                 old[U(element)] = _unorder((_order(before, sign) + step) & (2 * sign - 1), sign)
                 element += 1
+            if (
+                position + 1 < data.size
+            ):  # mostly one step or none, which nothing can foretell: no branch on it
+                wanted = np.int64(width < _WIDE)
+                word = (np.int64(data[U(position)]) << 8) | np.int64(data[U(position + 1)])
+                code = (code << (wanted << 4)) | (word & -wanted)
+                width <<= wanted << 4
+                position += 2 * wanted
             while width < _WIDE:
                 code, width, position = _fetch(code, width, data, position)
         _relearn(counts, hits, seen, changed, hazards)
