@@ -52,7 +52,6 @@ app.command()(backends)
 app.add_typer(estimators.app, name="estimators")
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
-app.add_typer(estimators.app, name="estimators")
 app.command()(version)
 
 
