@@ -154,9 +154,9 @@ class Coefficients:
     clamped: Tensor
     """Whether a log-ratio of the sequence was held within bounds before `exp` [s], bool."""
     staleness_log_ratio: Tensor | None = None
-    """log pi/pi_old of each sequence [s]; None when pi_old was not recomputed."""
+    """log pi/pi_old of each sequence [s], NaN where it is not known; None when pi_old was not recomputed."""
     chip_log_ratio: Tensor | None = None
-    """log pi_old/mu of each sequence [s]; None when pi_old was not recomputed."""
+    """log pi_old/mu of each sequence [s], NaN where it is not known; None when pi_old was not recomputed."""
 
     @property
     def values(self) -> Tensor:

@@ -16,7 +16,8 @@ Names are verl's where verl has one. r = pi/mu per token, W = prod_t r per seque
     share/masked/length_UP_TO                       masked share of tokens by length of the sequence, powers of two
     unusable_tokens                                 tokens without a finite log-ratio; they enter no other number
     groups, incomplete_groups                       of the whole batch, whatever part of it is looked at
-    log_w/mean, log_w/min, log_w/max, log_w/staleness, log_w/chip
+    log_w/mean, log_w/min, log_w/max
+    log_w/staleness, log_w/chip                     means over the sequences whose pi_old is known
 
 Logs are held within +-20 before `exp`, as everywhere. A number that is not defined is absent, never NaN.
 """
@@ -150,9 +151,11 @@ def _weight_numbers(batch: PreparedBatch, coefficients: Coefficients) -> dict[st
         "rollout_is_min": float(weights.min()),
         "chi2_seq": float(weights.square().mean()) - 1,
     }
-    if coefficients.staleness_log_ratio is not None and coefficients.chip_log_ratio is not None:
-        numbers["log_w/staleness"] = float(coefficients.staleness_log_ratio.double().mean())
-        numbers["log_w/chip"] = float(coefficients.chip_log_ratio.double().mean())
+    parts = {"staleness": coefficients.staleness_log_ratio, "chip": coefficients.chip_log_ratio}
+    for name, part in parts.items():
+        known = None if part is None else part[part.isfinite()].double()
+        if known is not None and known.numel():
+            numbers[f"log_w/{name}"] = float(known.mean())
     k_hat = pareto_smooth(log_w).k_hat
     if math.isfinite(k_hat):
         numbers["k_hat"] = k_hat

@@ -8,31 +8,23 @@ is arithmetic alone: same weights, other hardware or kernels. The staleness part
 the rounding of the served copy. Versions published before a restart are not at hand; their sequences stay unsplit.
 """
 
-import dataclasses
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hetero_rl.estimators.batch import token_positions
+from hetero_rl.estimators.stages.level import segment_sum
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.log_probs import completion_log_probs
 from hetero_rl.trainer.micro_batches import flat, plan_micro_batches
 from hetero_rl.trainer.policy import Policy
 from hetero_rl.trainer.snapshots import Snapshot, SnapshotScorer
 
-__all__ = ["RatioSplit", "VersionArchive", "split_log_ratio"]
+__all__ = ["VersionArchive", "split_log_ratio"]
 
 SAMPLED_SHARE = 8
 """With "sampled", one sequence in this many is split."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class RatioSplit:
-    """Parts of log W of each sequence [S] float32; NaN where the sequence was not split."""
-
-    staleness: Tensor
-    chip: Tensor
 
 
 class VersionArchive:
@@ -103,18 +95,16 @@ class VersionArchive:
             result[tokens] = torch.where(from_version[tokens], log_probs, result[tokens])
 
 
-def split_log_ratio(batch: TrainingBatch, log_probs: Tensor, old_log_probs: Tensor) -> RatioSplit:
-    """Splits log W of each sequence.
+def split_log_ratio(
+    log_probs: Tensor, old_log_probs: Tensor, behavior_log_probs: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Staleness and chip parts of log W of each sequence [S] float32; NaN where a token's pi_old is not known.
 
     Args:
-        batch: S sequences with N action tokens.
         log_probs: log pi of each action token [N].
         old_log_probs: log pi_old of each action token [N]; NaN where it is not known.
+        behavior_log_probs: log mu of each action token [N].
+        lengths: Action tokens of each sequence [S].
     """
-    sequence = torch.repeat_interleave(torch.arange(batch.sequences), batch.action_lengths)
-    empty = torch.zeros(batch.sequences)
-    behavior = batch.behavior_log_probs[batch.action_mask]
-    return RatioSplit(
-        staleness=empty.index_add(0, sequence, log_probs - old_log_probs),
-        chip=empty.index_add(0, sequence, old_log_probs - behavior),
-    )
+    staleness = segment_sum(log_probs - old_log_probs, lengths)
+    return staleness, segment_sum(old_log_probs - behavior_log_probs, lengths)

@@ -30,9 +30,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import NonFiniteError
-from hetero_rl.trainer.archive import RatioSplit, VersionArchive, split_log_ratio
+from hetero_rl.estimators import RecordedBatch
+from hetero_rl.trainer.archive import VersionArchive, split_log_ratio
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.evaluation import EvaluationResult, Evaluator
 from hetero_rl.trainer.incidents import save_incident
@@ -87,11 +90,11 @@ class TrainingLoop:
             batch = self.batches.take()
             if batch.step < total:
                 self.batches.start(batch.step + 1)
-            result, split = self._train(batch)
+            result = self._train(batch)
             self.step = batch.step
-            self._commit(batch, result, split)
+            self._commit(batch, result)
             self._publish()
-            self._record(batch, result, split)
+            self._record(batch, result)
             self._checkpoint()
         with self.clock.waiting("publish"):
             self.publisher.wait()
@@ -104,11 +107,11 @@ class TrainingLoop:
         self.clock.take()
         self._recorded_at = time.monotonic()
 
-    def _train(self, batch: TrainingBatch) -> tuple[StepResult | None, RatioSplit | None]:
-        """The optimizer step; (None, None) when every sequence was dropped and there is nothing to learn from."""
+    def _train(self, batch: TrainingBatch) -> StepResult | None:
+        """The optimizer step; None when every sequence was dropped and there is nothing to learn from."""
         if not batch.sequences:
             _LOG.warning("step %d: all of its %d sequences were dropped", batch.step, len(batch.dropped))
-            return None, None
+            return None
         old = self.archive.old_log_probs(batch)
         if old is not None:
             old = old[batch.action_mask]
@@ -126,12 +129,12 @@ class TrainingLoop:
                 self.config.run.dir, batch, cause=str(error), weight_version=self.publisher.stored
             )
             raise NonFiniteError(f"{error}; nothing was applied, the batch is saved in {saved}") from error
-        return result, split_log_ratio(batch, result.log_probs, old) if old is not None else None
+        return result if old is None or whole is not None else _with_split(result, recorded, old)
 
-    def _commit(self, batch: TrainingBatch, result: StepResult | None, split: RatioSplit | None) -> None:
+    def _commit(self, batch: TrainingBatch, result: StepResult | None) -> None:
         self.consumed.commit(batch.step)
         self.completion_tokens += int(batch.lengths.sum())
-        outcomes = sequence_outcomes(batch, result, split)
+        outcomes = sequence_outcomes(batch, result)
         log_probs = None
         # The column covers every token of the batch or is left out; dropped and observed tokens have no log-probability.
         if result is not None and not batch.dropped and bool(batch.action_mask.all()):
@@ -152,7 +155,7 @@ class TrainingLoop:
         if evaluate:
             self.evaluator.request(self.step, self.publisher.version)
 
-    def _record(self, batch: TrainingBatch, result: StepResult | None, split: RatioSplit | None) -> None:
+    def _record(self, batch: TrainingBatch, result: StepResult | None) -> None:
         """Writes the step's metrics; an evaluation is in the line of the step in which it was finished."""
         last = self.step == self.config.run.steps
         with self.clock.waiting("evaluation"):
@@ -160,7 +163,7 @@ class TrainingLoop:
         self.evaluations += finished
         values = batch_metrics(batch)
         if result is not None:
-            values |= result_metrics(batch, result, split)
+            values |= result_metrics(batch, result)
         values |= {f"wait_seconds/{cause}": seconds for cause, seconds in self.clock.take().items()}
         values["checkpoint/failures"] = float(self.checkpoints.failures)
         now = time.monotonic()
@@ -198,6 +201,17 @@ class TrainingLoop:
         self.batches.close()
         self.evaluator.close()
         self.publisher.close()
+
+
+def _with_split(result: StepResult, recorded: RecordedBatch, old_log_probs: Tensor) -> StepResult:
+    """Adds the parts of log W where pi_old is known of some sequences only, which no estimator reads."""
+    staleness, chip = split_log_ratio(
+        result.log_probs, old_log_probs, recorded.behavior_log_probs, recorded.lengths
+    )
+    coefficients = dataclasses.replace(
+        result.coefficients, staleness_log_ratio=staleness, chip_log_ratio=chip
+    )
+    return dataclasses.replace(result, coefficients=coefficients)
 
 
 def _evaluation_metrics(results: Sequence[EvaluationResult]) -> dict[str, float]:

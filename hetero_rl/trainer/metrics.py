@@ -14,6 +14,7 @@
     computed_tokens/share              tokens computed, padding included, over prompt and completion tokens; below 1
                                        where prompts are shared
     diagnostics/NAME                   the numbers of `hetero_rl.estimators.diagnostics`
+    diagnostics/NAME/BACKEND           the same of each backend's sequences, where a batch has several
     wait_seconds/CAUSE                 seconds that the device waited since the record before
     checkpoint/failures                checkpoints in a row that failed, for example on a full disk
     step_seconds                       seconds since the record before
@@ -26,8 +27,8 @@ import math
 import torch
 from torch import Tensor
 
-from hetero_rl.estimators.diagnostics import diagnostics, effective_share
-from hetero_rl.trainer.archive import RatioSplit
+from hetero_rl.estimators.batch import Coefficients
+from hetero_rl.estimators.diagnostics import diagnostics, diagnostics_by, effective_share
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.step import StepResult
 from hetero_rl.wire.messages import Disposition, SequenceOutcome
@@ -60,9 +61,7 @@ def batch_metrics(batch: TrainingBatch) -> dict[str, float]:
     return values
 
 
-def result_metrics(
-    batch: TrainingBatch, result: StepResult, split: RatioSplit | None = None
-) -> dict[str, float]:
+def result_metrics(batch: TrainingBatch, result: StepResult) -> dict[str, float]:
     """Metrics of a step that was made."""
     coefficients = result.coefficients
     log_ratio = (result.log_probs - batch.behavior_log_probs[batch.action_mask]).double()
@@ -81,14 +80,12 @@ def result_metrics(
         "tokens_per_second/trained": sum(batch.total_lengths) / result.seconds,
         "computed_tokens/share": result.padded_tokens / sum(batch.total_lengths),
         **_gap_metrics(batch, log_ratio.abs()),
-        **_diagnostics(result),
-        **_split_metrics(split),
+        **_diagnostics(batch, result),
+        **_split_metrics(coefficients),
     }
 
 
-def sequence_outcomes(
-    batch: TrainingBatch, result: StepResult | None, split: RatioSplit | None = None
-) -> list[SequenceOutcome]:
+def sequence_outcomes(batch: TrainingBatch, result: StepResult | None) -> list[SequenceOutcome]:
     """What became of every sequence of a step: the trained ones in the batch's order, then the dropped ones."""
     dropped = [
         SequenceOutcome(
@@ -105,12 +102,10 @@ def sequence_outcomes(
         )
         for entry in batch.dropped
     ]
-    return dropped if result is None else [*_trained_outcomes(batch, result, split), *dropped]
+    return dropped if result is None else [*_trained_outcomes(batch, result), *dropped]
 
 
-def _trained_outcomes(
-    batch: TrainingBatch, result: StepResult, split: RatioSplit | None
-) -> list[SequenceOutcome]:
+def _trained_outcomes(batch: TrainingBatch, result: StepResult) -> list[SequenceOutcome]:
     lengths = batch.action_lengths
     gaps = (batch.behavior_log_probs[batch.action_mask] - result.log_probs).abs()
     coefficients = sequence_means(result.coefficients.values, lengths).tolist()
@@ -129,21 +124,29 @@ def _trained_outcomes(
             max_absolute_gap=largest_gaps[index],
             lag=int(batch.lags[index]),
             disposition=Disposition.MASKED if masked[index] else Disposition.TRAINED,
-            staleness_log_ratio=_known(split.staleness[index]) if split else None,
-            chip_log_ratio=_known(split.chip[index]) if split else None,
+            staleness_log_ratio=_known(result.coefficients.staleness_log_ratio, index),
+            chip_log_ratio=_known(result.coefficients.chip_log_ratio, index),
         )
         for index in range(batch.sequences)
     ]
 
 
-def _known(value: Tensor) -> float | None:
-    number = float(value)
+def _known(parts: Tensor | None, index: int) -> float | None:
+    if parts is None:
+        return None
+    number = float(parts[index])
     return number if math.isfinite(number) else None
 
 
-def _diagnostics(result: StepResult) -> dict[str, float]:
-    numbers = diagnostics(result.prepared, result.coefficients, result.log_probs)
-    return {f"diagnostics/{name}": value for name, value in numbers.items()}
+def _diagnostics(batch: TrainingBatch, result: StepResult) -> dict[str, float]:
+    """Those of the step, and of each backend where there are several: of one they are the same numbers."""
+    step = (result.prepared, result.coefficients, result.log_probs)
+    values = {f"diagnostics/{name}": value for name, value in diagnostics(*step).items()}
+    if len(set(batch.backends)) > 1:
+        for backend, numbers in diagnostics_by(list(batch.backends), *step).items():
+            own = {name: value for name, value in numbers.items() if name not in result.prepared.facts}
+            values |= {f"diagnostics/{name}/{backend}": value for name, value in own.items()}
+    return values
 
 
 def _gap_metrics(batch: TrainingBatch, gaps: Tensor) -> dict[str, float]:
@@ -157,12 +160,13 @@ def _gap_metrics(batch: TrainingBatch, gaps: Tensor) -> dict[str, float]:
     return values
 
 
-def _split_metrics(split: RatioSplit | None) -> dict[str, float]:
-    if split is None or not bool(split.chip.isfinite().any()):
+def _split_metrics(coefficients: Coefficients) -> dict[str, float]:
+    staleness, chip = coefficients.staleness_log_ratio, coefficients.chip_log_ratio
+    if staleness is None or chip is None or not bool(chip.isfinite().any()):
         return {}
-    known = split.chip.isfinite()
+    known = chip.isfinite()
     return {
-        "chip/mean": split.chip[known].double().mean().item(),
-        "staleness/mean": split.staleness[known].double().mean().item(),
+        "chip/mean": chip[known].double().mean().item(),
+        "staleness/mean": staleness[known].double().mean().item(),
         "share/split": known.double().mean().item(),
     }

@@ -247,10 +247,16 @@ def _joined_coefficients(parts: list[Coefficients], plan: tuple[Rows, ...], leng
         result[order] = joined
         return result
 
+    def split(columns: list[Tensor | None]) -> Tensor | None:
+        known = [column for column in columns if column is not None]
+        return sequences(known) if known else None
+
     return Coefficients(
         weights=_in_batch_order([part.values for part in parts], plan, lengths),
         lengths=lengths,
         log_importance_ratio=sequences([part.log_importance_ratio for part in parts]),
         unusable_tokens=sequences([part.unusable_tokens for part in parts]),
         clamped=sequences([part.clamped for part in parts]),
+        staleness_log_ratio=split([part.staleness_log_ratio for part in parts]),
+        chip_log_ratio=split([part.chip_log_ratio for part in parts]),
     )

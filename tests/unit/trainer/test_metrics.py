@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hetero_rl.estimators import Coefficients, make_estimator
-from hetero_rl.trainer.archive import RatioSplit, split_log_ratio
+from hetero_rl.trainer.archive import split_log_ratio
 from hetero_rl.trainer.batch import build_batch
 from hetero_rl.trainer.metrics import (
     batch_metrics,
@@ -94,7 +94,7 @@ def test_numbers_of_a_step(batch, result):
 def test_one_backend_has_no_line_of_its_own(batch, result):
     values = result_metrics(dataclasses.replace(batch, backends=("cpu",) * 3), result)
 
-    assert not [name for name in values if name.startswith("log_prob_gap/mean/")]
+    assert not [name for name in values if name.endswith("/cpu")]
 
 
 def test_means_of_sequences():
@@ -124,13 +124,27 @@ def test_a_step_without_a_result_reports_what_was_dropped(batch):
     assert [entry.disposition for entry in outcomes] == [Disposition.DROPPED_INCOMPLETE]
 
 
-def test_log_w_is_split_into_staleness_and_chip(batch, result):
-    # pi_old: known for the first and the last sequence.
-    old = torch.tensor([-0.95, -2.1, math.nan, -1.4])
+@pytest.fixture
+def split_result(batch, result):
+    """The result with the parts of log W added, from pi_old of the action tokens."""
 
-    split = split_log_ratio(batch, result.log_probs, old)
-    values = result_metrics(batch, result, split)
-    outcomes = sequence_outcomes(batch, result, split)
+    def split(old_log_probs):
+        behavior = batch.behavior_log_probs[batch.action_mask]
+        staleness, chip = split_log_ratio(result.log_probs, old_log_probs, behavior, batch.action_lengths)
+        coefficients = dataclasses.replace(
+            result.coefficients, staleness_log_ratio=staleness, chip_log_ratio=chip
+        )
+        return dataclasses.replace(result, coefficients=coefficients)
+
+    return split
+
+
+def test_log_w_is_split_into_staleness_and_chip(batch, split_result):
+    # pi_old: known for the first and the last sequence.
+    result = split_result(torch.tensor([-0.95, -2.1, math.nan, -1.4]))
+
+    values = result_metrics(batch, result)
+    outcomes = sequence_outcomes(batch, result)
 
     assert outcomes[0].staleness_log_ratio == pytest.approx(0.05 - 0.2, abs=1e-6)
     assert outcomes[0].chip_log_ratio == pytest.approx(0.05 - 0.1, abs=1e-6)
@@ -138,10 +152,25 @@ def test_log_w_is_split_into_staleness_and_chip(batch, result):
     assert outcomes[2].chip_log_ratio == pytest.approx(0.1, abs=1e-6)
     assert values["chip/mean"] == pytest.approx((-0.05 + 0.1) / 2, abs=1e-6)
     assert values["staleness/mean"] == pytest.approx((-0.15 - 0.6) / 2, abs=1e-6)
+    assert values["diagnostics/log_w/chip/cpu"] == pytest.approx(-0.05, abs=1e-6)
+    assert values["diagnostics/log_w/chip/ascend"] == pytest.approx(0.1, abs=1e-6)
     assert values["share/split"] == pytest.approx(2 / 3)
 
 
-def test_a_split_of_which_nothing_is_known_is_not_reported(batch, result):
-    unknown = torch.full((3,), math.nan)
+def test_a_split_of_which_nothing_is_known_is_not_reported(batch, split_result):
+    values = result_metrics(batch, split_result(torch.full((4,), math.nan)))
 
-    assert "chip/mean" not in result_metrics(batch, result, RatioSplit(unknown, unknown))
+    assert "chip/mean" not in values
+    assert not [name for name in values if name.startswith("diagnostics/log_w/chip")]
+
+
+def test_each_backend_has_diagnostics_of_its_own_sequences(batch, result):
+    values = result_metrics(batch, result)
+
+    # log pi - log mu: (0.1, -0.3) and 0.2 on "cpu", -0.5 on "ascend".
+    assert values["diagnostics/kl/cpu"] == pytest.approx(0.0, abs=1e-6)
+    assert values["diagnostics/kl/ascend"] == pytest.approx(0.5, abs=1e-6)
+    assert values["diagnostics/log_w/max/cpu"] == pytest.approx(0.2)
+    # Groups are counted over the whole batch.
+    assert "diagnostics/groups" in values
+    assert "diagnostics/groups/cpu" not in values
