@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -8,6 +10,7 @@ from hetero_rl.errors import TaskError
 from hetero_rl.tasks import Grade, Grader, GradeRequest, GradingOutcome
 from hetero_rl.tasks.payload import encode_payload
 from hetero_rl.tasks.reasoning_gym_task import ReasoningGymTask
+from hetero_rl.tasks.scorers import ANSWER_ALPHABETS
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +73,55 @@ def test_a_dead_process_costs_one_completion_and_is_replaced(task):
         assert grader.counts == {"graded": 2, "timed_out": 0, "crashed": 1, "failed": 0}
 
 
-def test_arithmetic_that_takes_too_long_earns_nothing_and_the_process_is_replaced():
-    puzzle = ReasoningGymTask("countdown", {}, seed=0, held_out=1).training_item(0)
-    right = GradeRequest(payload=puzzle.payload, completion=puzzle.solution)
-    endless = GradeRequest(payload=puzzle.payload, completion="9**9**9**9")
-    with Grader({"kind": "reasoning-gym", "dataset": "countdown", "options": {}}, time_limit=1.0) as grader:
-        grades = grader.grade([right, endless, right])
+def test_a_process_that_takes_too_long_costs_one_completion_and_is_replaced(task):
+    item = task.training_item(0)
+    right = GradeRequest(payload=item.payload, completion=item.solution)
+    with Grader(task.scorer, time_limit=2.0) as grader:
+        assert grader.grade([right]) == [Grade(1.0)]
+        slow = grader._idle.queue[0]._process
+        os.kill(slow.pid, signal.SIGSTOP)
 
-    assert [grade.reward for grade in grades] == [1.0, 0.0, 1.0]
-    assert grades[1].outcome in {GradingOutcome.TIMED_OUT, GradingOutcome.FAILED, GradingOutcome.CRASHED}
+        grades = grader.grade([right, right])
+
+        assert [grade.outcome for grade in grades] == [GradingOutcome.TIMED_OUT, GradingOutcome.GRADED]
+        assert [grade.reward for grade in grades] == [0.0, 1.0]
+        assert slow.returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("text", ["9**9**9**9", "9* *9", "__import__('os')", "(1).real", "1" * 257])
+def test_arithmetic_outside_the_alphabet_is_never_evaluated(text):
+    assert ANSWER_ALPHABETS["countdown"].fullmatch(text) is None
+
+
+@pytest.mark.parametrize("text", ["(3 + 4) * 5 - 6/2", "-7 + 8"])
+def test_plain_arithmetic_is_inside_the_alphabet(text):
+    assert ANSWER_ALPHABETS["countdown"].fullmatch(text) is not None
+
+
+def test_a_grader_process_may_not_fill_the_memory_or_write_a_file(tmp_path):
+    program = """
+import sys
+from hetero_rl.tasks.grading_process import _limit_resources
+_limit_resources(2**29)
+def outcome(attempt):
+    try:
+        attempt()
+    except Exception as error:
+        return type(error).__name__
+    return "allowed"
+def write():
+    with open(sys.argv[1], "w") as file:
+        file.write("x" * 100_000)
+print(outcome(lambda: bytearray(2**30)), outcome(write))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "file")], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == ["MemoryError", "OSError"]
+
+
+@pytest.mark.slow
 def test_text_that_would_run_if_it_were_evaluated_does_not_run(tmp_path):
     trap = tmp_path / "trap"
     attack = f"__import__('pathlib').Path({str(trap)!r}).touch()"
