@@ -41,7 +41,7 @@ from hetero_rl.trainer.evaluation import EvaluationResult, Evaluator
 from hetero_rl.trainer.incidents import save_incident
 from hetero_rl.trainer.keeper import CheckpointKeeper
 from hetero_rl.trainer.metrics import batch_metrics, result_metrics, sequence_outcomes
-from hetero_rl.trainer.patience import Patience, StopSignal
+from hetero_rl.trainer.patience import InterruptedRunError, Patience, StopSignal
 from hetero_rl.trainer.prefetch import BatchSource
 from hetero_rl.trainer.publish import Publisher
 from hetero_rl.trainer.sinks import MetricsRecord, Sink
@@ -92,10 +92,14 @@ class TrainingLoop:
                 self.batches.start(batch.step + 1)
             result = self._train(batch)
             self.step = batch.step
-            self._commit(batch, result)
-            self._publish()
-            self._record(batch, result)
+            try:
+                self._commit(batch, result)
+                self._publish()
+            finally:
+                # The step is applied: its line is written also when a request to stop cuts a wait short.
+                self._record(batch, result)
             self._checkpoint()
+        self.stop.check()
         with self.clock.waiting("publish"):
             self.publisher.wait()
 
@@ -157,9 +161,7 @@ class TrainingLoop:
 
     def _record(self, batch: TrainingBatch, result: StepResult | None) -> None:
         """Writes the step's metrics; an evaluation is in the line of the step in which it was finished."""
-        last = self.step == self.config.run.steps
-        with self.clock.waiting("evaluation"):
-            finished = self.evaluator.wait() if last else self.evaluator.collect()
+        finished = self._finished_evaluations()
         self.evaluations += finished
         values = batch_metrics(batch)
         if result is not None:
@@ -171,6 +173,15 @@ class TrainingLoop:
         values["tokens_per_second/generated"] = int(batch.lengths.sum()) / values["step_seconds"]
         self._recorded_at = now
         self._write(self.step, values | _evaluation_metrics(finished))
+
+    def _finished_evaluations(self) -> list[EvaluationResult]:
+        """Evaluations for the line of this step; after the last step all of them."""
+        try:
+            with self.clock.waiting("evaluation"):
+                last = self.step == self.config.run.steps
+                return self.evaluator.wait() if last else self.evaluator.collect()
+        except InterruptedRunError:
+            return []  # the loop ends at its next check; the step's own line comes first
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         values |= {"weight_version": float(self.publisher.version), "time": time.time()}

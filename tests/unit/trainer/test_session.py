@@ -4,7 +4,14 @@ import threading
 import pytest
 import torch
 
-from hetero_rl.errors import ConfigError, DiskFullError, NonFiniteError, ProtocolError, RefusedError
+from hetero_rl.errors import (
+    ConfigError,
+    DiskFullError,
+    NonFiniteError,
+    ProtocolError,
+    RefusedError,
+    UnreachableError,
+)
 from hetero_rl.trainer import tensor_files
 from hetero_rl.trainer.checkpoint import list_checkpoints, read_manifest
 from hetero_rl.trainer.session import train
@@ -172,6 +179,30 @@ def test_a_stopped_run_leaves_a_checkpoint_and_can_be_continued(make_config, mak
     resumed, _ = run(config, hub, resume=True)
     assert resumed.complete
     assert resumed.step == 4
+
+
+def test_a_step_that_was_applied_has_its_line_when_the_run_is_stopped_before_it_was_published(
+    make_config, make_hub
+):
+    hub, stop, config = make_hub(), threading.Event(), make_config(checkpoint={"every": 100})
+    publish, commit = hub.publish_version, hub.commit_step
+
+    def lose_step_2(manifest):
+        if manifest.step == 2:
+            raise UnreachableError("the hub is away")
+        publish(manifest)
+
+    def commit_and_stop(step, outcomes, log_probs=None):
+        commit(step, outcomes, log_probs)
+        if step == 3:
+            stop.set()
+
+    hub.publish_version, hub.commit_step = lose_step_2, commit_and_stop
+
+    summary, metrics = run(config, hub, stop=stop)
+
+    assert summary.step == 3
+    assert max(metrics) == 3
 
 
 def test_a_run_that_is_stopped_while_it_waits_for_data_ends(make_config, make_hub):
