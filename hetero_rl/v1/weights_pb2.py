@@ -15,25 +15,25 @@ _sym_db = _symbol_database.Default()
 from hetero_rl.v1 import columns_pb2 as hetero__rl_dot_v1_dot_columns__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ahetero_rl/v1/weights.proto\x12\x0chetero_rl.v1\x1a\x1ahetero_rl/v1/columns.proto\"-\n\rBlobReference\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\"D\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x1b.hetero_rl.v1.BlobReference\"\xc0\x01\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\tdata_type\x18\x02 \x01(\x0e\x32\x16.hetero_rl.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\t\x12\x12\n\nblob_index\x18\x06 \x01(\r\x12\x0e\n\x06offset\x18\x07 \x01(\x04\x12\x0c\n\x04size\x18\x08 \x01(\x04\x12\x12\n\ntied_names\x18\t \x03(\t\"\x97\x01\n\tProbeCard\x12%\n\x07lengths\x18\x01 \x01(\x0b\x32\x14.hetero_rl.v1.Column\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.hetero_rl.v1.Column\x12\'\n\tlog_probs\x18\x03 \x01(\x0b\x32\x14.hetero_rl.v1.Column\x12\x11\n\ttolerance\x18\x04 \x01(\x01\"\xba\x01\n\x0bProbeResult\x12\x16\n\x0eweight_version\x18\x01 \x01(\x04\x12 \n\x18mean_absolute_difference\x18\x02 \x01(\x01\x12\x1f\n\x17max_absolute_difference\x18\x03 \x01(\x01\x12\x17\n\x0fmean_difference\x18\x04 \x01(\x01\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\'\n\tlog_probs\x18\x06 \x01(\x0b\x32\x14.hetero_rl.v1.Column\"\x90\x02\n\x0eWeightManifest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12.\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x1c.hetero_rl.v1.WeightEncoding\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\x04\x12*\n\x07tensors\x18\x05 \x03(\x0b\x32\x19.hetero_rl.v1.TensorEntry\x12*\n\x05\x62lobs\x18\x06 \x03(\x0b\x32\x1b.hetero_rl.v1.BlobReference\x12\x14\n\x0cstate_digest\x18\x07 \x01(\t\x12+\n\nprobe_card\x18\x08 \x01(\x0b\x32\x17.hetero_rl.v1.ProbeCard*\x8f\x01\n\x0eWeightEncoding\x12\x1f\n\x1bWEIGHT_ENCODING_UNSPECIFIED\x10\x00\x12\x1c\n\x18WEIGHT_ENCODING_FULL_RAW\x10\x01\x12\x1f\n\x1bWEIGHT_ENCODING_FULL_PLANES\x10\x02\x12\x1d\n\x19WEIGHT_ENCODING_ULP_DELTA\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ahetero_rl/v1/weights.proto\x12\x0chetero_rl.v1\x1a\x1ahetero_rl/v1/columns.proto\"-\n\rBlobReference\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\"D\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x1b.hetero_rl.v1.BlobReference\"\xf4\x01\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\tdata_type\x18\x02 \x01(\x0e\x32\x16.hetero_rl.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\t\x12\x12\n\nblob_index\x18\x06 \x01(\r\x12\x0e\n\x06offset\x18\x07 \x01(\x04\x12\x0c\n\x04size\x18\x08 \x01(\x04\x12\x12\n\ntied_names\x18\t \x03(\t\x12\x1d\n\x10\x63hanged_elements\x18\n \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_changed_elements\"\x97\x01\n\tProbeCard\x12%\n\x07lengths\x18\x01 \x01(\x0b\x32\x14.hetero_rl.v1.Column\x12\'\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.hetero_rl.v1.Column\x12\'\n\tlog_probs\x18\x03 \x01(\x0b\x32\x14.hetero_rl.v1.Column\x12\x11\n\ttolerance\x18\x04 \x01(\x01\"\xba\x01\n\x0bProbeResult\x12\x16\n\x0eweight_version\x18\x01 \x01(\x04\x12 \n\x18mean_absolute_difference\x18\x02 \x01(\x01\x12\x1f\n\x17max_absolute_difference\x18\x03 \x01(\x01\x12\x17\n\x0fmean_difference\x18\x04 \x01(\x01\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\'\n\tlog_probs\x18\x06 \x01(\x0b\x32\x14.hetero_rl.v1.Column\"\x90\x02\n\x0eWeightManifest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12.\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x1c.hetero_rl.v1.WeightEncoding\x12\x14\n\x0c\x62\x61se_version\x18\x04 \x01(\x04\x12*\n\x07tensors\x18\x05 \x03(\x0b\x32\x19.hetero_rl.v1.TensorEntry\x12*\n\x05\x62lobs\x18\x06 \x03(\x0b\x32\x1b.hetero_rl.v1.BlobReference\x12\x14\n\x0cstate_digest\x18\x07 \x01(\t\x12+\n\nprobe_card\x18\x08 \x01(\x0b\x32\x17.hetero_rl.v1.ProbeCard*\x8f\x01\n\x0eWeightEncoding\x12\x1f\n\x1bWEIGHT_ENCODING_UNSPECIFIED\x10\x00\x12\x1c\n\x18WEIGHT_ENCODING_FULL_RAW\x10\x01\x12\x1f\n\x1bWEIGHT_ENCODING_FULL_PLANES\x10\x02\x12\x1d\n\x19WEIGHT_ENCODING_ULP_DELTA\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hetero_rl.v1.weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WEIGHTENCODING']._serialized_start=1003
-  _globals['_WEIGHTENCODING']._serialized_end=1146
+  _globals['_WEIGHTENCODING']._serialized_start=1055
+  _globals['_WEIGHTENCODING']._serialized_end=1198
   _globals['_BLOBREFERENCE']._serialized_start=72
   _globals['_BLOBREFERENCE']._serialized_end=117
   _globals['_MODELFILE']._serialized_start=119
   _globals['_MODELFILE']._serialized_end=187
   _globals['_TENSORENTRY']._serialized_start=190
-  _globals['_TENSORENTRY']._serialized_end=382
-  _globals['_PROBECARD']._serialized_start=385
-  _globals['_PROBECARD']._serialized_end=536
-  _globals['_PROBERESULT']._serialized_start=539
-  _globals['_PROBERESULT']._serialized_end=725
-  _globals['_WEIGHTMANIFEST']._serialized_start=728
-  _globals['_WEIGHTMANIFEST']._serialized_end=1000
+  _globals['_TENSORENTRY']._serialized_end=434
+  _globals['_PROBECARD']._serialized_start=437
+  _globals['_PROBECARD']._serialized_end=588
+  _globals['_PROBERESULT']._serialized_start=591
+  _globals['_PROBERESULT']._serialized_end=777
+  _globals['_WEIGHTMANIFEST']._serialized_start=780
+  _globals['_WEIGHTMANIFEST']._serialized_end=1052
 # @@protoc_insertion_point(module_scope)

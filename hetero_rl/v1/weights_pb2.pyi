@@ -35,7 +35,7 @@ class ModelFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., blob: _Optional[_Union[BlobReference, _Mapping]] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
-    __slots__ = ("name", "data_type", "shape", "digest", "base_digest", "blob_index", "offset", "size", "tied_names")
+    __slots__ = ("name", "data_type", "shape", "digest", "base_digest", "blob_index", "offset", "size", "tied_names", "changed_elements")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class TensorEntry(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     TIED_NAMES_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     data_type: _columns_pb2.DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -54,7 +55,8 @@ class TensorEntry(_message.Message):
     offset: int
     size: int
     tied_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[_columns_pb2.DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., digest: _Optional[str] = ..., base_digest: _Optional[str] = ..., blob_index: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., tied_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    changed_elements: int
+    def __init__(self, name: _Optional[str] = ..., data_type: _Optional[_Union[_columns_pb2.DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., digest: _Optional[str] = ..., base_digest: _Optional[str] = ..., blob_index: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., tied_names: _Optional[_Iterable[str]] = ..., changed_elements: _Optional[int] = ...) -> None: ...
 
 class ProbeCard(_message.Message):
     __slots__ = ("lengths", "token_ids", "log_probs", "tolerance")

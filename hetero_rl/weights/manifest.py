@@ -104,6 +104,12 @@ def _check_tensor(entry: TensorEntry, encoding: WeightEncoding, blobs: tuple[Blo
         entry.blob_index >= len(blobs) or entry.offset + entry.size > blobs[entry.blob_index].size
     ):
         raise DamagedError(f"tensor {entry.name!r} lies outside its blob {entry.blob_index}")
+    if entry.changed_elements is not None and not (
+        delta and 0 <= entry.changed_elements <= element_count(entry)
+    ):
+        raise DamagedError(
+            f"tensor {entry.name!r} of shape {entry.shape} counts {entry.changed_elements} changed elements"
+        )
     if encoding is WeightEncoding.FULL_RAW and entry.size != raw_size(entry):
         raise DamagedError(
             f"tensor {entry.name!r} of shape {entry.shape} has {entry.size} bytes, not {raw_size(entry)}"

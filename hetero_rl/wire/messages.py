@@ -348,6 +348,8 @@ class TensorEntry:
     """Digest before; empty for a full copy."""
     tied_names: tuple[str, ...] = ()
     """Other names of the same storage."""
+    changed_elements: int | None = None
+    """Delta: elements whose bits differ from the base; None for a full copy, or when nobody counted them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

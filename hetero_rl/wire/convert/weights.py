@@ -133,6 +133,7 @@ def tensor_to_proto(tensor: TensorEntry) -> weights_pb2.TensorEntry:
         offset=tensor.offset,
         size=tensor.size,
         tied_names=tensor.tied_names,
+        changed_elements=tensor.changed_elements,
     )
 
 
@@ -153,6 +154,7 @@ def tensor_from_proto(message: weights_pb2.TensorEntry, blobs: int) -> TensorEnt
         offset=message.offset,
         size=message.size,
         tied_names=tuple(message.tied_names),
+        changed_elements=message.changed_elements if message.HasField("changed_elements") else None,
     )
 
 

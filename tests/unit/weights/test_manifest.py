@@ -49,6 +49,7 @@ def step(**changes):
 def test_a_sound_full_copy_and_a_sound_delta_pass():
     check_manifest(manifest(entry()))
     check_manifest(delta(step()))
+    check_manifest(delta(step(changed_elements=6)))
     check_follows(delta(step()), manifest(entry()))
 
 
@@ -74,6 +75,8 @@ def test_a_sound_full_copy_and_a_sound_delta_pass():
         (manifest(entry(size=10)), "has 10 bytes, not 12"),
         (manifest(entry(), blobs=(BlobReference("x", 16),)), "not a blob reference"),
         (manifest(entry(), state_digest=OLD), "state digest"),
+        (manifest(entry(changed_elements=1)), "counts 1 changed elements"),
+        (delta(step(changed_elements=7)), r"\(2, 3\) counts 7 changed elements"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(broken, message):
