@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Sequence
 
-from hetero_rl.errors import InvalidMessageError, RefusedError
+from hetero_rl.errors import DamagedError, InvalidMessageError, RefusedError
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.stores.records import VersionRow
-from hetero_rl.wire.messages import WeightEncoding, WeightManifest
+from hetero_rl.weights.manifest import check_follows
+from hetero_rl.wire.messages import WeightEncoding, WeightManifest, WorkerState
 from hetero_rl.wire.validation import check_manifest
 
 __all__ = ["get_plan", "kept_versions", "latest_version", "plan", "prune_versions", "publish_version"]
@@ -38,14 +39,36 @@ def publish_version(
             "NOT_FOUND",
             {"digest": missing[0]},
         )
-    if manifest.base_version and context.store.version(manifest.base_version) is None:
-        raise InvalidMessageError(
-            f"weight version {manifest.version} is a delta against {manifest.base_version}, which was never published"
-        )
+    if manifest.base_version:
+        _check_delta(context, manifest)
     context.store.add_version(manifest)
     context.event("version_published", f"version {manifest.version} of step {manifest.step}")
     context.notify(Topic.WORK | Topic.VERSIONS)
     return False, prune_versions(context, {run.pruned_step, run.committed_step})
+
+
+def _check_delta(context: HubContext, manifest: WeightManifest) -> None:
+    """Refuses a delta that does not lead from a version of the run's history to this one, or that a worker cannot decode."""
+    row, base = context.store.version(manifest.base_version), context.store.manifest(manifest.base_version)
+    what = f"weight version {manifest.version} is a delta against {manifest.base_version}, which"
+    if row is None or base is None:
+        raise InvalidMessageError(f"{what} was never published: publish a full copy")
+    if row.abandoned or row.pruned:
+        state = "a resume took out of the history" if row.abandoned else "is no longer kept"
+        raise InvalidMessageError(f"{what} {state}: publish a full copy")
+    try:
+        check_follows(manifest, base)
+    except DamagedError as error:
+        raise InvalidMessageError(f"{error}: publish a full copy", "WeightManifest.tensors") from error
+    for worker in context.store.workers():
+        working = worker.state not in {WorkerState.DEAD, WorkerState.LEFT}
+        if working and WeightEncoding.ULP_DELTA not in worker.request.capabilities.weight_encodings:
+            name = worker.request.worker_name
+            raise RefusedError(
+                f"worker {name} decodes no deltas: publish full copies, or install hetero-rl[codec] there",
+                "INCOMPATIBLE",
+                {"worker_name": name},
+            )
 
 
 def latest_version(context: HubContext) -> int:
@@ -94,7 +117,8 @@ def plan(
 ) -> tuple[WeightManifest, ...] | None:
     """The fewest bytes from one version to another, as manifests to apply in order; None when there is no way.
 
-    A version is reached by its own full copy, or by a delta on top of its base version.
+    A version is reached by its own full copy, or by a delta on top of its base version. Each is coded once, so there is
+    one way back from the version wanted; it is cut off at the first version that is held or a full copy.
 
     Args:
         held_version: Version whose exact bytes the caller has; 0 is none.

@@ -6,9 +6,12 @@ import pytest
 
 from hetero_rl.errors import InvalidMessageError, RefusedError
 from hetero_rl.hub.handlers.retention import commit_checkpoint
+from hetero_rl.hub.handlers.runs import open_run
 from hetero_rl.hub.handlers.versions import get_plan, kept_versions, plan, publish_version
+from hetero_rl.hub.handlers.workers import leave
 from hetero_rl.hub.stores.records import VersionRow
-from hetero_rl.wire.messages import ModelFile, WeightEncoding
+from hetero_rl.weights.digests import state_digest
+from hetero_rl.wire.messages import DataType, ModelFile, WeightEncoding
 
 FULL = frozenset({WeightEncoding.FULL_RAW})
 DELTAS = FULL | {WeightEncoding.ULP_DELTA}
@@ -48,6 +51,102 @@ class TestPublish:
         hub.publish(5)
         with pytest.raises(InvalidMessageError, match="not above the latest, 5"):
             hub.publish(3)
+
+
+class Chain:
+    """Deltas of the one tensor of `messages`, published one by one."""
+
+    def __init__(self, hub, messages):
+        self.hub, self.messages = hub, messages
+
+    def manifest(self, version, base, step=None, **changes):
+        """A delta whose coded bytes are those of the new state: the hub never decodes them."""
+        new, old = self.messages.manifest(version, step), self.messages.manifest(base)
+        entry = dataclasses.replace(new.tensors[0], base_digest=old.tensors[0].digest, **changes)
+        return dataclasses.replace(
+            new,
+            encoding=WeightEncoding.ULP_DELTA,
+            base_version=base,
+            tensors=(entry,),
+            state_digest=state_digest((entry,)),
+        )
+
+    def publish(self, version, base, step=None, epoch=1, **changes):
+        self.hub.upload(version)
+        return self.hub(publish_version, epoch, self.manifest(version, base, step, **changes))
+
+
+@pytest.fixture
+def chain(hub, messages):
+    return Chain(hub, messages)
+
+
+def open_for_deltas(hub, messages, name="w1"):
+    """A run with version 1 and a worker that decodes deltas."""
+    capabilities = messages.join_request().capabilities
+    hub(open_run, messages.run_request())
+    hub.publish(1)
+    return hub.join(name, capabilities=dataclasses.replace(capabilities, weight_encodings=(1, 3)))
+
+
+class TestDelta:
+    def test_a_delta_against_a_version_of_the_history_is_taken(self, hub, messages, chain):
+        open_for_deltas(hub, messages)
+        assert chain.publish(2, 1) == (False, ())
+        assert chain.publish(2, 1) == (True, ())
+        assert [item.version for item in hub(get_plan, 1, 0, DELTAS)] == [2]
+        assert [item.version for item in hub(get_plan, 0, 0, DELTAS)] == [1, 2]
+
+    def test_a_base_that_was_never_published_is_refused(self, hub, messages, chain):
+        open_for_deltas(hub, messages)
+        with pytest.raises(InvalidMessageError, match="against 2, which was never published"):
+            chain.publish(3, 2)
+
+    def test_a_base_that_a_resume_abandoned_is_refused(self, hub, messages, chain):
+        open_for_deltas(hub, messages)
+        chain.publish(2, 1, step=1)
+        hub(open_run, messages.run_request(resume_step=0))
+        with pytest.raises(InvalidMessageError, match="against 2, which a resume took out of the history"):
+            chain.publish(3, 2, step=1, epoch=2)
+        assert chain.publish(4, 1, step=1, epoch=2) == (False, ())
+
+    def test_a_base_whose_blobs_are_gone_is_refused(self, hub, messages, chain):
+        open_for_deltas(hub, messages)
+        for version in (2, 3):
+            hub.publish(version, step=0)
+        with pytest.raises(InvalidMessageError, match="against 1, which is no longer kept"):
+            chain.publish(4, 1)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"name": "renamed"}, "lacks tensor 't'"),
+            ({"shape": (1, 2)}, r"'t' is FLOAT32\[1, 2\] in the delta, FLOAT32\[2\] in the held version"),
+            ({"data_type": DataType.INT32}, "'t' is INT32"),
+            ({"tied_names": ("head",)}, "'t' is tied to"),
+            ({"base_digest": "0" * 64}, "'t' of the held version has digest"),
+        ],
+    )
+    def test_a_delta_that_does_not_fit_its_base_is_refused_by_name(
+        self, hub, messages, chain, changes, message
+    ):
+        open_for_deltas(hub, messages)
+        hub.upload(2)
+        manifest = chain.manifest(2, 1)
+        tensors = (dataclasses.replace(manifest.tensors[0], **changes),)
+        manifest = dataclasses.replace(manifest, tensors=tensors, state_digest=state_digest(tensors))
+        with pytest.raises(InvalidMessageError, match=message):
+            hub(publish_version, 1, manifest)
+        assert hub.store.latest_version().version == 1
+
+    def test_a_worker_that_decodes_no_deltas_is_not_left_behind(self, hub, messages, chain):
+        open_for_deltas(hub, messages)
+        plain = hub.join("w2")
+        with pytest.raises(RefusedError, match="worker w2 decodes no deltas") as caught:
+            chain.publish(2, 1)
+        assert caught.value.reason == "INCOMPATIBLE"
+        hub(leave, plain, "done")
+        assert chain.publish(2, 1) == (False, ())
 
 
 class TestPlan:
@@ -130,6 +229,18 @@ class TestPruning:
         assert hub.publish(3, step=0)[1] == ()
         hub.clock.advance(601)
         assert set(hub.publish(4, step=0)[1]) == {messages.blob(1).digest, messages.blob(2).digest}
+
+    def test_what_a_kept_delta_builds_on_stays_back_to_its_anchor(self, hub, messages, chain):
+        open_for_deltas(hub, messages)
+        for version in (2, 3, 4):
+            assert chain.publish(version, version - 1, step=0) == (False, ())
+        hub.publish(5, step=0)
+        # Version 4 is the one before the latest: a worker may still be on its way to it.
+        assert not any(hub.store.version(version).pruned for version in (1, 2, 3, 4))
+        _, dropped = chain.publish(6, 5, step=0)
+        assert set(dropped) == {messages.blob(version).digest for version in (1, 2, 3, 4)}
+        assert [item.version for item in hub(get_plan, 0, 0, DELTAS)] == [5, 6]
+        assert [item.version for item in hub(get_plan, 2, 0, DELTAS)] == [5, 6]
 
     def test_blobs_shared_with_kept_versions_and_model_files_stay(self, hub, messages):
         hub.open(model_files=(ModelFile("config.json", messages.blob(1)),))
