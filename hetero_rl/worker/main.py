@@ -35,7 +35,8 @@ from hetero_rl.worker.link import Link
 from hetero_rl.worker.model_source import model_directory
 from hetero_rl.worker.resend import Backoff, Pacing
 from hetero_rl.worker.session import Session
-from hetero_rl.worker.weight_loop import ENCODINGS, WeightLoop
+from hetero_rl.worker.weight_loop import WeightLoop
+from hetero_rl.worker.weight_stage import ENCODINGS
 
 __all__ = ["WorkerOptions", "run_worker", "serve"]
 

@@ -1,6 +1,6 @@
 """Keeps the engine on the newest weights, and opens the gate once the hub trusts them.
 
-    await a version ──► plan ──► download ──► verify every digest ──► close the gate
+    await a version ──► plan ──► download ──► decode, verify every digest ──► close the gate
                                                                           │ load in place (the only pause)
           gate stays closed: quarantine ◄── too different ── probe card ◄─┘
                                             accepted ──► open the gate
@@ -12,27 +12,22 @@ log; the next one is tried. Shutdown: cancelled by the conductor; a half-done do
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
-from hetero_rl.errors import (
-    DamagedError,
-    EngineError,
-    InvalidMessageError,
-    RefusedError,
-    StorageError,
-)
-from hetero_rl.weights.full import StagedVersion, stage_full
+from hetero_rl.errors import EngineError, InvalidMessageError, RefusedError, StorageError
 from hetero_rl.weights.probe import compare_probe, probe_passes, probe_score_work
-from hetero_rl.wire.messages import ProbeResult, WeightEncoding, WeightManifest
+from hetero_rl.wire.messages import ProbeResult, WeightManifest
 from hetero_rl.worker.blob_cache import BlobCache
 from hetero_rl.worker.resend import Backoff
 from hetero_rl.worker.session import Session
+from hetero_rl.worker.weight_stage import WeightStage
 
-__all__ = ["ENCODINGS", "WeightLoop"]
+if TYPE_CHECKING:
+    from hetero_rl.worker.weight_stage import Held
+
+__all__ = ["WeightLoop"]
 
 _logger = logging.getLogger(__name__)
-
-ENCODINGS = (WeightEncoding.FULL_RAW,)
-"""Encodings of weight versions that a worker decodes."""
 
 
 class WeightLoop:
@@ -45,8 +40,7 @@ class WeightLoop:
 
     def __init__(self, session: Session, cache: BlobCache) -> None:
         self._session = session
-        self._cache = cache
-        self._held: StagedVersion | None = None
+        self._stage = WeightStage(session, cache)
         self._unusable = 0
         """Newest version that could not be used; it is not tried again."""
 
@@ -70,7 +64,7 @@ class WeightLoop:
 
     async def _turn(self) -> None:
         """One round: put the engine in order, or wait for a version and bring it in."""
-        session, held = self._session, self._held
+        session, held = self._session, self._stage.held
         if held is not None and session.keeper.engine.loaded_version != held.manifest.version:
             await self._bring_in(held)
         elif held is not None and session.gate.quarantined and session.gate.hub_trusts:
@@ -85,7 +79,7 @@ class WeightLoop:
     async def _newer_version(self) -> int | None:
         """A version above the one held; None when something else needs attention."""
         session = self._session
-        after = max(self._held.manifest.version if self._held else 0, self._unusable)
+        after = max(self._stage.version, self._unusable)
         asking = asyncio.create_task(
             session.link.repeat(
                 "wait for weights", lambda: session.weights.await_version(after, session.pacing.version_wait)
@@ -103,32 +97,19 @@ class WeightLoop:
         latest = asking.result()
         return latest if latest > after else None
 
-    async def _fetch(self, latest: int) -> StagedVersion | None:
-        """The newest version as verified local files; None when the hub has no way to it now."""
-        session = self._session
+    async def _fetch(self, latest: int) -> "Held | None":
+        """The newest version, decoded and verified; None when the hub has no way to it now."""
         try:
-            plan = await session.link.repeat(
-                "plan of weights",
-                lambda: session.weights.get_plan(held_version=0, wanted_version=0, encodings=ENCODINGS),
-            )
-            if not plan:
-                return None
-            manifest = plan[-1]
-            paths = [await self._cache.fetch(blob) for blob in manifest.blobs]
+            return await self._stage.advance()
         except RefusedError as error:
             if error.reason not in {"NOT_FOUND", "UNKNOWN_VERSION"}:
                 raise
             # It was replaced by a newer one between plan and download.
             _logger.warning("version %d is gone: %s", latest, error)
-            await asyncio.sleep(session.pacing.first_delay)
+            await asyncio.sleep(self._session.pacing.first_delay)
             return None
-        try:
-            return await asyncio.to_thread(stage_full, manifest, paths)
-        except DamagedError:
-            self._cache.forget(manifest.blobs)
-            raise
 
-    async def _bring_in(self, staged: StagedVersion) -> None:
+    async def _bring_in(self, staged: "Held") -> None:
         """Loads a verified version and opens the gate when its probe card agrees."""
         session, manifest = self._session, staged.manifest
         loop = asyncio.get_running_loop()
@@ -138,12 +119,12 @@ class WeightLoop:
             await session.keeper.engine.load_weights(staged.tensors(), manifest.version)
         except InvalidMessageError as error:
             self._unusable = manifest.version
+            self._stage.drop(staged)
             _logger.error("version %d does not fit this model: %s", manifest.version, error)  # ruff: ignore[error-instead-of-exception] - the message names all there is
             if session.gate.version and not session.gate.quarantined:
                 session.gate.open(session.gate.version)
             return
-        self._held = staged
-        self._cache.keep_only(manifest.blobs)
+        self._stage.keep(staged)
         _logger.info(
             "version %d (step %d) loaded in %.3f s", manifest.version, manifest.step, loop.time() - started
         )

@@ -11,7 +11,8 @@ import torch
 
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import FencedError, RefusedError, UnreachableError
-from hetero_rl.weights.full import encode_full
+from hetero_rl.hub.handlers.versions import plan
+from hetero_rl.weights.full import encode_full, stage_full
 from hetero_rl.weights.model_files import collect_model_files, model_digests
 from hetero_rl.weights.probe import make_probe_card
 from hetero_rl.wire.columns import float32_view, int32_column
@@ -28,6 +29,7 @@ from hetero_rl.wire.messages import (
     SamplingParameters,
     ScoreWork,
     SubmissionReceipt,
+    WeightEncoding,
     WorkerState,
 )
 from hetero_rl.worker.backend import Backend, DeviceReport
@@ -79,6 +81,7 @@ class FakeHub:
         self.left: list[str] = []
         self.lost: list[str] = []
         self.loaded_seen: list[int] = []
+        self.held_seen: list[int] = []
         self.fetched: list[tuple[str, int]] = []
         self.state = WorkerState.ACTIVE
         self.epoch = 1
@@ -101,21 +104,37 @@ class FakeHub:
                 )
             )
 
-    async def publish(self, version, *, value=None, names=("weight",), probe=None, tolerance=1e-3):
-        """Makes a version known; `probe` are the log-probabilities of its card, or "right" for those of the engine."""
+    async def publish(
+        self, version, *, value=None, names=("weight",), probe=None, tolerance=1e-3, delta=False
+    ):
+        """Makes a version known, as a full copy or as a delta against the latest one.
+
+        `probe` are the log-probabilities of its card, or "right" for those of the engine.
+        """
         state = {name: torch.tensor([float(value or version), 1.0]) for name in names}
         card = None
         if probe is not None:
             sequence = [3, 5, 7, 9]
             log_probs = await self._right(state, sequence) if probe == "right" else probe
             card = make_probe_card([sequence], log_probs, tolerance)
-        encoded = encode_full(
-            state, self.directory / "blobs", version=version, step=version - 1, probe_card=card
-        )
+        encode = self._encode_delta if delta else encode_full
+        encoded = encode(state, self.directory / "blobs", version=version, step=version - 1, probe_card=card)
         for blob in encoded.blobs:
             self.blobs[blob.reference.digest] = blob.path.read_bytes()
         self.versions[version] = encoded.manifest
         await self._notify()
+
+    def _encode_delta(self, state, directory, **fields):
+        from hetero_rl.weights.held import HeldWeights, encode_delta  # needs numba, which few tests do
+
+        held, base = None, self.versions[self.latest]
+        for manifest in plan(0, base.version, tuple(WeightEncoding), list(self.versions.values())):
+            paths = [directory / blob.digest for blob in manifest.blobs]
+            if held is None:
+                held = HeldWeights.from_staged(stage_full(manifest, paths))
+            else:
+                held.apply_delta(manifest, paths)
+        return encode_delta(held, state, directory, **fields)
 
     async def _right(self, state, sequence):
         engine = ScriptedEngine(
@@ -249,7 +268,10 @@ class FakeHub:
 
     async def get_plan(self, *, held_version, wanted_version, encodings):
         self._called("get_plan")
-        return (self.versions[self.latest],) if self.versions else ()
+        if self.latest in {0, held_version}:
+            return ()
+        self.held_seen.append(held_version)
+        return plan(held_version, self.latest, encodings, list(self.versions.values()))
 
     async def fetch_blob(self, digest, offset):
         self.fetched.append((digest, offset))

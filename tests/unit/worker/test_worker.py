@@ -61,7 +61,7 @@ async def test_the_model_comes_from_the_hub_and_its_digests_go_into_join(hub, fl
     await fleet.serve()
     (request,) = hub.joins
     assert request.model_digests == hub.digests
-    assert request.capabilities.weight_encodings == (1,)
+    assert request.capabilities.weight_encodings == (1, 3)
     (model_dir,) = (fleet.cache_dir / "models").iterdir()
     assert {path.name for path in model_dir.iterdir()} == {"config.json", "vocab.txt"}
 
@@ -250,6 +250,55 @@ async def test_a_damaged_blob_is_never_loaded_and_fetched_again(hub, fleet):
     hub.blobs[blob.digest] = right
     await running
     assert len(hub.finished) == 1
+
+
+async def test_deltas_are_loaded_as_the_full_copy_would_be(hub, fleet):
+    pytest.importorskip("numba", reason="the codec extra is not installed")
+    await hub.publish(1, probe="right")
+    hub.complete_when_done = False
+    running = asyncio.create_task(fleet.serve())
+    await hub.until(lambda: 1 in hub.loaded_seen)
+    for version in (2, 3):
+        await hub.publish(version, probe="right", delta=True)
+        await hub.until(lambda version=version: version in hub.loaded_seen)
+    assert hub.probes == [(1, True), (2, True), (3, True)]
+    assert hub.held_seen == [0, 1, 2]
+    fleet.signals.put_nowait("SIGTERM")
+    await running
+
+
+async def test_a_delta_that_arrives_damaged_is_replaced_by_the_way_from_a_full_copy(hub, fleet):
+    pytest.importorskip("numba", reason="the codec extra is not installed")
+    await hub.publish(1, probe="right")
+    hub.complete_when_done = False
+    running = asyncio.create_task(fleet.serve())
+    await hub.until(lambda: 1 in hub.loaded_seen)
+    hub.before["get_plan"] = lambda _: damage()
+
+    def damage():
+        (blob,) = hub.versions[2].blobs
+        right = hub.blobs[blob.digest]
+        hub.blobs[blob.digest] = bytes(len(right))
+        hub.before["get_plan"] = lambda _: hub.blobs.update({blob.digest: right})
+
+    await hub.publish(2, probe="right", delta=True)
+    await hub.until(lambda: 2 in hub.loaded_seen)
+    assert hub.probes == [(1, True), (2, True)]
+    assert hub.held_seen == [0, 1, 0]
+    fleet.signals.put_nowait("SIGTERM")
+    await running
+
+
+async def test_an_engine_started_anew_gets_what_the_deltas_led_to(hub, fleet):
+    pytest.importorskip("numba", reason="the codec extra is not installed")
+    fleet.engine_class = type("Once", (MortalEngine,), {"deaths": 1})
+    await hub.publish(1, probe="right")
+    await hub.publish(2, probe="right", delta=True)
+    hub.add_groups(3)
+    await fleet.serve()
+    assert len(fleet.engines) == 2
+    assert len(hub.finished) == 3
+    assert hub.probes == [(2, True), (2, True)]
 
 
 async def test_a_signal_lets_running_completions_end_and_nothing_new_start(hub, fleet):
