@@ -191,6 +191,8 @@ class WeightsConfig(Section):
     """Data type of the published copy."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
+    anchor_every: int = Field(16, ge=1)
+    """Versions from one full copy to the next; those between are deltas. 1 publishes full copies only."""
     probe_sequences: int = Field(4, ge=0)
     """Sequences of the probe card; 0 publishes none."""
     probe_tokens: int = Field(32, ge=2)

@@ -3,14 +3,17 @@
     main thread                          publishing thread                     hub
     publish(step) ── snapshot ──► slot of one ─► probe card ─► encode ─► put_blob ─► publish_version
           ▲                                                                              │
+          │                                           the baseline of the next delta ◄───┤
           └───────────── waits here only when the version before is not stored yet ◄─────┘
 
 The main thread copies the policy and numbers the version; everything else is the thread's. A version counts as
-published when the hub has stored it, never before: `stored` moves last. Version numbers continue above the hub's
+published when the hub has stored it, never before: `stored` and the baseline move last. A delta that the hub refuses is
+published again as a full copy, under the same number. Version numbers continue above the hub's
 latest and are never reused. An error of the thread is raised by the next call of the main thread. `close` waits for
 the version under way.
 """
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -20,16 +23,20 @@ from pathlib import Path
 import torch
 
 from hetero_rl.config.tree import WeightsConfig
+from hetero_rl.errors import InvalidMessageError, RefusedError
+from hetero_rl.trainer.baseline import Baseline, encode_anchor
 from hetero_rl.trainer.patience import Patience
 from hetero_rl.trainer.policy import DATA_TYPES, Policy
 from hetero_rl.trainer.snapshots import Snapshot, SnapshotScorer, take_snapshot
 from hetero_rl.trainer.waits import WaitClock
-from hetero_rl.weights.full import EncodedVersion, encode_full
+from hetero_rl.weights.full import EncodedVersion
 from hetero_rl.weights.probe import make_probe_card
-from hetero_rl.wire.messages import ProbeCard
+from hetero_rl.wire.messages import DataType, ProbeCard, WeightEncoding
 from hetero_rl.wire.ports import TrainingPort
 
 __all__ = ["Publisher", "probe_sequences"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def probe_sequences(prompts: Sequence[Sequence[int]], config: WeightsConfig) -> list[list[int]]:
@@ -80,8 +87,11 @@ class Publisher:
         self._clock = clock
         shutil.rmtree(directory, ignore_errors=True)  # what an earlier life of the run was uploading
         self._scorer = SnapshotScorer(policy)
+        # Empty at first: what the hub holds of an earlier life of the run need not be what this one would build on.
+        self._baseline = Baseline(config.anchor_every)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._under_way: Future[None] | None = None
+        self._prepared = False
         self.version = latest_version
         """The newest version that was given a number."""
         self.stored = latest_version
@@ -101,6 +111,11 @@ class Publisher:
         self.wait()
         self.version += 1
         self._under_way = self._thread.submit(self._publish, snapshot, self.version)
+        if (
+            not self._prepared
+        ):  # behind the first version, which is a full copy: workers begin with it meanwhile
+            self._thread.submit(self._baseline.prepare, DataType[self._config.serving_dtype.upper()])
+            self._prepared = True
         return self.version
 
     def wait(self) -> None:
@@ -116,7 +131,8 @@ class Publisher:
     def state_digest(self, snapshot: Snapshot) -> str:
         """The digest that a version of this snapshot has."""
         with tempfile.TemporaryDirectory(dir=self._made_directory(), prefix="digest-") as directory:
-            return _encode(snapshot, Path(directory), version=1, card=None).manifest.state_digest
+            encoded = encode_anchor(snapshot, Path(directory), version=1, card=None)
+            return encoded.manifest.state_digest
 
     def _publish(self, snapshot: Snapshot, version: int) -> None:
         with (
@@ -125,16 +141,33 @@ class Publisher:
                 dir=self._made_directory(), prefix=f"version-{version}-"
             ) as directory,
         ):
-            encoded = _encode(snapshot, Path(directory), version=version, card=self._card(snapshot))
-            for blob in encoded.blobs:
-                self._patience(
-                    lambda blob=blob: self._port.put_blob(blob.reference, blob.chunks()),  # type: ignore[misc]  # a default binds the loop variable
-                    f"uploading weight version {version}",
+            card = self._card(snapshot)
+            encoded = self._baseline.encode(snapshot, Path(directory), version=version, card=card)
+            try:
+                self._hand_over(encoded)
+            except (InvalidMessageError, RefusedError) as error:
+                if not _refuses_delta(error, encoded):
+                    raise
+                _LOG.warning(
+                    "the hub does not take version %d as a delta, it gets a full copy: %s", version, error
                 )
-            self._patience(
-                lambda: self._port.publish_version(encoded.manifest), f"publishing weight version {version}"
-            )
+                self._baseline.refused()
+                encoded = encode_anchor(snapshot, Path(directory), version=version, card=card)
+                self._hand_over(encoded)
             self.stored = version
+            self._baseline.stored(encoded)
+
+    def _hand_over(self, encoded: EncodedVersion) -> None:
+        """Uploads a version's blobs, and then its manifest: a half-uploaded version is none."""
+        version = encoded.manifest.version
+        for blob in encoded.blobs:
+            self._patience(
+                lambda blob=blob: self._port.put_blob(blob.reference, blob.chunks()),  # type: ignore[misc]  # a default binds the loop variable
+                f"uploading weight version {version}",
+            )
+        self._patience(
+            lambda: self._port.publish_version(encoded.manifest), f"publishing weight version {version}"
+        )
 
     def _card(self, snapshot: Snapshot) -> ProbeCard | None:
         if not self._probes:
@@ -147,5 +180,9 @@ class Publisher:
         return self._directory
 
 
-def _encode(snapshot: Snapshot, directory: Path, *, version: int, card: ProbeCard | None) -> EncodedVersion:
-    return encode_full(snapshot.tensors, directory, version=version, step=snapshot.step, probe_card=card)
+def _refuses_delta(error: InvalidMessageError | RefusedError, encoded: EncodedVersion) -> bool:
+    """Whether the hub may take the same weights as a full copy: it lacks the base, or a worker cannot decode deltas."""
+    return encoded.manifest.encoding is WeightEncoding.ULP_DELTA and error.reason in {
+        "INVALID_FIELD",
+        "INCOMPATIBLE",
+    }

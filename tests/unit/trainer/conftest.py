@@ -341,7 +341,13 @@ def make_config(model_dir: Path, tmp_path: Path) -> Callable[..., Config]:
             "estimator": {"name": "vespo"},
             "optimizer": {"learning_rate": 0.02, "epsilon": 1e-3},
             "trainer": {"groups_per_step": 4, "group_size": 4, "tokens_per_micro_batch": 64, "device": "cpu"},
-            "weights": {"serving_dtype": "bfloat16", "probe_sequences": 2, "probe_tokens": 6},
+            # The hub in memory reads full copies only.
+            "weights": {
+                "serving_dtype": "bfloat16",
+                "anchor_every": 1,
+                "probe_sequences": 2,
+                "probe_tokens": 6,
+            },
             "checkpoint": {"every": 2},
         }
         for name, section in sections.items():

@@ -1,0 +1,326 @@
+"""Weights from a trainer through a real hub to a worker: whatever goes wrong between, they end bit-identical, or loudly."""
+
+import asyncio
+import dataclasses
+import threading
+import types
+
+import pytest
+import pytest_asyncio
+import torch
+
+pytest.importorskip("numba", reason="the codec extra is not installed")
+
+from hetero_rl.config.tree import WeightsConfig
+from hetero_rl.errors import DamagedError
+from hetero_rl.hub.blobs import LocalBlobStore
+from hetero_rl.hub.handlers.context import HubSettings
+from hetero_rl.hub.server import running_hub
+from hetero_rl.hub.stores.sqlite_store import SqliteStore
+from hetero_rl.trainer.patience import Patience, StopSignal
+from hetero_rl.trainer.publish import Publisher
+from hetero_rl.trainer.snapshots import Snapshot
+from hetero_rl.trainer.waits import WaitClock
+from hetero_rl.weights.digests import digest_of_bytes, state_digest
+from hetero_rl.weights.tensors import raw_bytes
+from hetero_rl.wire.blocking_clients import TrainingClient
+from hetero_rl.wire.clients import WeightClient
+from hetero_rl.wire.messages import (
+    Limits,
+    ModelDigests,
+    RunRequest,
+    SamplingParameters,
+    WeightEncoding,
+)
+from hetero_rl.worker.blob_cache import BlobCache
+from hetero_rl.worker.link import Link
+from hetero_rl.worker.resend import Pacing
+from hetero_rl.worker.weight_stage import WeightStage
+
+pytestmark = pytest.mark.asyncio
+
+PACING = Pacing(first_delay=0.001, longest_delay=0.002, patience=30.0)
+REQUEST = RunRequest(
+    run_id="run",
+    groups_per_step=2,
+    max_lag=1,
+    total_steps=100,
+    model_digests=ModelDigests(config="c" * 64, tokenizer="d" * 64),
+    model_files=(),
+    sampling=SamplingParameters(max_new_tokens=8, stop_token_ids=(2,)),
+    limits=Limits(
+        max_message_bytes=2**20,
+        max_prompt_tokens=16,
+        max_completion_tokens=8,
+        max_group_size=4,
+        vocabulary_size=100,
+    ),
+    config_json="{}",
+    software_version="0",
+)
+
+
+def state_after(steps):
+    """A model with a tied head after some small steps, in bfloat16; the same for the same number."""
+    generator = torch.Generator().manual_seed(7)
+    weight = torch.randn(64, 32, generator=generator) * 0.02
+    for _ in range(steps):
+        weight += torch.randn(64, 32, generator=generator) * 2e-5
+    embedding = weight.to(torch.bfloat16)
+    return {"embed": embedding, "norm": torch.ones(32, dtype=torch.bfloat16), "head": embedding}
+
+
+def digests_after(steps):
+    return {
+        name: digest_of_bytes(raw_bytes(tensor))
+        for name, tensor in state_after(steps).items()
+        if name != "head"
+    }
+
+
+def digests_of(held):
+    return {name: digest_of_bytes(raw_bytes(tensor)) for name, tensor in held.tensors()}
+
+
+class Site:
+    """A hub with its directory, trainers that publish to it and workers that follow it."""
+
+    def __init__(self, address, directory, trainer):
+        self.address, self.directory, self.trainer = address, directory, trainer
+        self.manifests = []
+        self.fetched = []
+
+    async def open(self, *, resume_step=0, anchor_every=16, port=None):
+        """A trainer that opens the run; returns its publisher."""
+        request = dataclasses.replace(REQUEST, resume_step=resume_step)
+        grant = await asyncio.to_thread(self.trainer.open_run, request)
+        return Publisher(
+            types.SimpleNamespace(twin=lambda: None),
+            port or self.trainer,
+            WeightsConfig(anchor_every=anchor_every),
+            probes=(),
+            latest_version=grant.latest_weight_version,
+            directory=self.directory / "outgoing",
+            patience=Patience(StopSignal(threading.Event())),
+            clock=WaitClock(),
+        )
+
+    async def publish(self, publisher, *steps):
+        for step in steps:
+            await asyncio.to_thread(publisher.publish, Snapshot(step, state_after(step)))
+            await asyncio.to_thread(publisher.wait)
+
+    def worker(self, client, name="w"):
+        link = Link(None, PACING)
+        session = types.SimpleNamespace(link=link, weights=_Counting(client, self.fetched), pacing=PACING)
+        return WeightStage(session, BlobCache(self.directory / name, session.weights, link))
+
+    async def plan(self, client, held=0):
+        encodings = (WeightEncoding.FULL_RAW, WeightEncoding.ULP_DELTA)
+        return await client.get_plan(held_version=held, wanted_version=0, encodings=encodings)
+
+    def blob_file(self, manifest):
+        (blob,) = manifest.blobs
+        (path,) = [path for path in (self.directory / "blobs").rglob(f"*{blob.digest}*") if path.is_file()]
+        return path
+
+
+class _Counting:
+    """The weight service, with a list of the digests that were fetched."""
+
+    def __init__(self, client, fetched):
+        self.get_plan, self._client, self._fetched = client.get_plan, client, fetched
+
+    def fetch_blob(self, digest, offset):
+        self._fetched.append(digest)
+        return self._client.fetch_blob(digest, offset)
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path):
+    store = SqliteStore(tmp_path / "journal.sqlite")
+    blobs = LocalBlobStore(tmp_path / "blobs")
+    async with running_hub(store, blobs, HubSettings(max_message_bytes=2**20)) as hub:
+        with TrainingClient(hub.address) as trainer:
+            yield Site(hub.address, tmp_path, trainer)
+
+
+@pytest_asyncio.fixture
+async def client(site):
+    async with WeightClient(site.address) as client:
+        yield client
+
+
+async def follow(stage, step):
+    """Brings a worker to the latest version; fails unless it has the weights of that step bit for bit."""
+    staged = await stage.advance()
+    stage.keep(staged)
+    assert digests_of(staged) == digests_after(step)
+    assert staged.manifest.step == step
+    assert staged.manifest.state_digest == state_digest(staged.manifest.tensors)
+
+
+async def test_a_worker_follows_version_by_version(site, client):
+    publisher = await site.open(anchor_every=4)
+    stage = site.worker(client)
+    encodings = []
+    for step in range(7):
+        await site.publish(publisher, step)
+        encodings.append((await site.plan(client))[-1].encoding)
+        await follow(stage, step)
+    full, delta = WeightEncoding.FULL_RAW, WeightEncoding.ULP_DELTA
+    assert encodings == [full, delta, delta, delta, full, delta, delta]
+    assert await stage.advance() is None
+    assert stage.fallbacks == 0
+
+
+async def test_a_delta_is_much_smaller_and_says_how_much_changed(site, client):
+    publisher = await site.open()
+    await site.publish(publisher, 0, 1)
+    full, delta = await site.plan(client)
+    changed = int((state_after(0)["embed"] != state_after(1)["embed"]).sum())
+    assert sum(blob.size for blob in delta.blobs) * 5 < sum(blob.size for blob in full.blobs)
+    assert [entry.changed_elements for entry in delta.tensors] == [changed, 0]
+    assert [entry.tied_names for entry in delta.tensors] == [("head",), ()]
+    assert [entry.changed_elements for entry in full.tensors] == [None, None]
+
+
+async def test_a_worker_seven_versions_behind_gets_the_deltas_between_only(site, client):
+    publisher = await site.open()
+    stage = site.worker(client)
+    await site.publish(publisher, 0)
+    await follow(stage, 0)
+    await site.publish(publisher, *range(1, 8))
+    plan = await site.plan(client, held=1)
+    assert [manifest.version for manifest in plan] == [2, 3, 4, 5, 6, 7, 8]
+    await follow(stage, 7)
+
+
+async def test_a_worker_from_before_the_newest_anchor_goes_through_the_anchor(site, client):
+    publisher = await site.open(anchor_every=4)
+    stage = site.worker(client)
+    await site.publish(publisher, 0, 1)
+    await follow(stage, 1)
+    await site.publish(publisher, 2, 3, 4, 5)
+    assert [manifest.version for manifest in await site.plan(client, held=2)] == [5, 6]
+    await follow(stage, 5)
+
+
+async def test_a_late_joiner_begins_at_the_newest_anchor(site, client):
+    publisher = await site.open(anchor_every=4)
+    await site.publish(publisher, *range(7))
+    assert [manifest.version for manifest in await site.plan(client)] == [5, 6, 7]
+    await follow(site.worker(client), 6)
+
+
+async def test_a_worker_that_was_killed_finds_what_it_had_on_its_disk(site, client):
+    publisher = await site.open()
+    await site.publish(publisher, 0, 1, 2)
+    await follow(site.worker(client), 2)
+    await site.publish(publisher, 3)
+    site.fetched.clear()
+    await follow(site.worker(client), 3)
+    assert site.fetched == [(await site.plan(client))[-1].blobs[0].digest]
+
+
+async def test_a_worker_that_holds_an_abandoned_version_ends_with_the_resumed_weights(site, client):
+    publisher = await site.open()
+    stage = site.worker(client)
+    await site.publish(publisher, 0, 1, 2)
+    await follow(stage, 2)
+    resumed = await site.open(resume_step=0)
+    await site.publish(resumed, 0)
+    assert [manifest.encoding for manifest in await site.plan(client, held=3)] == [WeightEncoding.FULL_RAW]
+    await follow(stage, 0)
+
+
+async def test_a_publisher_killed_between_blobs_and_manifest_leaves_the_version_before(site, client):
+    class Dying:
+        put_blob = staticmethod(site.trainer.put_blob)
+
+        @staticmethod
+        def publish_version(manifest):
+            if manifest.version == 3:
+                raise KeyboardInterrupt
+            site.trainer.publish_version(manifest)
+
+    publisher = await site.open(port=Dying)
+    stage = site.worker(client)
+    await site.publish(publisher, 0, 1)
+    with pytest.raises(KeyboardInterrupt):
+        await site.publish(publisher, 2)
+    await follow(stage, 1)
+    resumed = await site.open(resume_step=0)
+    await site.publish(resumed, 0, 1)
+    await follow(stage, 1)
+    assert stage.version == 4
+
+
+async def test_a_version_published_twice_counts_once(site, client):
+    class Stammering:
+        put_blob = staticmethod(site.trainer.put_blob)
+
+        @staticmethod
+        def publish_version(manifest):
+            site.trainer.publish_version(manifest)
+            site.trainer.publish_version(manifest)
+
+    publisher = await site.open(port=Stammering)
+    stage = site.worker(client)
+    await site.publish(publisher, 0, 1, 2)
+    assert [manifest.version for manifest in await site.plan(client)] == [1, 2, 3]
+    await follow(stage, 2)
+
+
+async def test_a_damaged_blob_is_never_loaded_and_a_full_copy_follows_it(site, client):
+    publisher = await site.open()
+    stage = site.worker(client)
+    await site.publish(publisher, 0)
+    await follow(stage, 0)
+    await site.publish(publisher, 1)
+    (delta,) = await site.plan(client, held=1)
+    path = site.blob_file(delta)
+    whole = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for damaged in (1, 2):
+        with pytest.raises(DamagedError, match=delta.blobs[0].digest):
+            await stage.advance()
+        assert (stage.version, stage.fallbacks) == (0, damaged)
+    path.write_bytes(whole)
+    await follow(stage, 1)
+
+
+async def test_held_bytes_that_are_not_what_they_should_be_are_given_up(site, client):
+    publisher = await site.open()
+    stage = site.worker(client)
+    await site.publish(publisher, 0, 1)
+    await follow(stage, 1)
+    stage.held.raw("embed")[0] ^= 1
+    await site.publish(publisher, 2)
+    with pytest.raises(DamagedError, match="'embed' has digest"):
+        await stage.advance()
+    assert (stage.version, stage.fallbacks) == (0, 1)
+    await follow(stage, 2)
+
+
+async def test_a_trainer_that_builds_on_what_the_hub_has_not_publishes_an_anchor(site, client):
+    class Forgetful:
+        """Says that version 2 is stored, and loses it."""
+
+        put_blob = staticmethod(site.trainer.put_blob)
+
+        @staticmethod
+        def publish_version(manifest):
+            if manifest.version != 2:
+                site.trainer.publish_version(manifest)
+
+    publisher = await site.open(port=Forgetful)
+    stage = site.worker(client)
+    await site.publish(publisher, 0)
+    await follow(stage, 0)
+    await site.publish(publisher, 1, 2)
+    assert [(manifest.version, manifest.encoding) for manifest in await site.plan(client, held=1)] == [
+        (3, WeightEncoding.FULL_RAW)
+    ]
+    await follow(stage, 2)
