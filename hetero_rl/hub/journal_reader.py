@@ -20,8 +20,15 @@ from urllib.parse import quote
 from hetero_rl.errors import StorageError
 from hetero_rl.hub.stores.codec import decode
 from hetero_rl.hub.stores.connection import check_schema_version, storage_error
-from hetero_rl.hub.stores.records import RunRecord, RunState
-from hetero_rl.wire.messages import Disposition, FinishReason, Purpose, RunRequest, SequenceOutcome
+from hetero_rl.hub.stores.records import RunRecord, RunState, VersionRow
+from hetero_rl.wire.messages import (
+    Disposition,
+    FinishReason,
+    Purpose,
+    RunRequest,
+    SequenceOutcome,
+    WeightManifest,
+)
 
 __all__ = ["JournalReader", "Sample", "TrainedTwice", "trained_twice"]
 
@@ -149,6 +156,15 @@ class JournalReader:
             TrainedTwice(group_id, sample_index, tuple(sorted(int(step) for step in steps.split(","))))
             for group_id, sample_index, steps in self._rows(_TRAINED_TWICE, int(Disposition.TRAINED))
         ]
+
+    def versions(self) -> Iterator[tuple[VersionRow, WeightManifest]]:
+        """Every weight version that was published, oldest first, pruned and abandoned ones too."""
+        rows = self._rows(
+            "SELECT version, step, state_digest, abandoned, pruned, manifest FROM versions ORDER BY version"
+        )
+        for version, step, state_digest, abandoned, pruned, manifest in rows:
+            row = VersionRow(version, step, state_digest, abandoned=bool(abandoned), pruned=bool(pruned))
+            yield row, decode(WeightManifest, manifest)
 
     def samples(
         self, *, purpose: Purpose = Purpose.TRAIN, step: int | None = None, limit: int = 20

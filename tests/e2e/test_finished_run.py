@@ -68,6 +68,21 @@ def test_the_closing_summary_says_what_came_of_it_and_what_to_do_next(finished_r
     assert not result.stderr
 
 
+def test_weights_go_out_as_deltas_and_their_cost_is_told(finished_run, here):
+    run, _ = finished_run
+
+    first, *later = json.loads(here("weights", "log", run.root, "--json"))
+
+    assert (first["version"], first["encoding"], first["share_of_full"]) == (1, "FULL_RAW", 1.0)
+    assert [record["step"] for record in later] == list(range(1, STEPS + 1))
+    assert {record["encoding"] for record in later} == {"ULP_DELTA"}
+    for record in later:
+        assert record["base_version"] == record["version"] - 1
+        assert record["coded_bytes"] < 0.9 * record["full_bytes"]
+        assert 0 <= record["density"] <= 1
+    assert "ULP_DELTA" in here("weights", "log", run.root)
+
+
 def test_nobody_else_may_look_into_the_run(finished_run):
     run, _ = finished_run
 

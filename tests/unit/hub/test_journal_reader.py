@@ -45,6 +45,24 @@ def test_a_live_run_can_be_read(path, trained):
     assert run.committed_step == 2
 
 
+def test_every_version_is_listed_with_its_manifest(path, trained, messages):
+    for version in (2, 3, 4):
+        trained.publish(version, step=version - 1)
+    trained(commit_checkpoint, 1, 2, 2)
+    trained(open_run, messages.run_request(resume_step=2))
+    with JournalReader(path) as reader:
+        versions = list(reader.versions())
+    assert [manifest for _, manifest in versions] == [
+        messages.manifest(version, step=version - 1) for version in (1, 2, 3, 4)
+    ]
+    assert [(row.step, row.abandoned, row.pruned) for row, _ in versions] == [
+        (0, False, True),
+        (1, False, True),
+        (2, False, False),
+        (3, True, False),
+    ]
+
+
 def test_samples_are_cut_out_of_their_batches(path, trained):
     with JournalReader(path) as reader:
         samples = list(reader.samples(step=1))

@@ -1,0 +1,38 @@
+"""`hetero-rl weights`: what the weight versions of a run cost."""
+
+import json
+from itertools import starmap
+
+import typer
+from rich.console import Console
+
+from hetero_rl.cli.options import JsonOutput, RunArgument
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Read what publishing weights cost.")
+
+
+@app.callback()
+def _weights() -> None:
+    """Read what publishing weights cost."""
+
+
+@app.command("log")
+def log(run: RunArgument, as_json: JsonOutput = False) -> None:
+    """Show coding, share of changed elements and bytes of every weight version; works while the job runs.
+
+    Sizes come from the manifests in the hub's journal. The share of changed elements is known for deltas only.
+    """
+    from hetero_rl.hub.journal_reader import JournalReader
+    from hetero_rl.launch.hub_access import find_run
+    from hetero_rl.observe.weights import version_record, weights_view
+
+    with JournalReader(find_run(run).journal) as reader:
+        records = list(starmap(version_record, reader.versions()))
+    if as_json:
+        typer.echo(json.dumps([record.as_json() for record in records], indent=2))
+    elif not records:
+        typer.echo("no weight version was published yet")
+    else:
+        Console().print(weights_view(records))

@@ -1,0 +1,108 @@
+"""What each weight version cost: pure functions from manifests to records and a table. Standard library and rich only."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetero_rl.hub.stores.records import VersionRow
+from hetero_rl.weights.manifest import element_count, raw_size
+from hetero_rl.wire.messages import WeightManifest
+
+__all__ = ["VersionRecord", "version_record", "weights_view"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """One published version as its manifest describes it. Tied tensors count once."""
+
+    version: int
+    step: int
+    encoding: str
+    base_version: int
+    """0 for a full copy."""
+    elements: int
+    changed_elements: int | None
+    """None for a full copy, and for a delta whose trainer did not count."""
+    coded_bytes: int
+    """Bytes that one worker fetches for this version."""
+    full_bytes: int
+    """Bytes of a raw full copy."""
+    abandoned: bool
+    kept: bool
+
+    @property
+    def density(self) -> float | None:
+        """Share of the elements whose bits changed."""
+        known = self.changed_elements is not None and self.elements
+        return self.changed_elements / self.elements if known and self.changed_elements is not None else None
+
+    @property
+    def bits_per_change(self) -> float | None:
+        """Coded bits for each element that changed; None when none did, or nobody counted."""
+        return 8 * self.coded_bytes / self.changed_elements if self.changed_elements else None
+
+    @property
+    def share_of_full(self) -> float | None:
+        """Coded bytes over those of a raw full copy; None for a model without elements."""
+        return self.coded_bytes / self.full_bytes if self.full_bytes else None
+
+    def as_json(self) -> dict[str, object]:
+        """All fields, the computed ones too."""
+        computed = {
+            "density": self.density,
+            "bits_per_change": self.bits_per_change,
+            "share_of_full": self.share_of_full,
+        }
+        return dataclasses.asdict(self) | computed
+
+
+def version_record(row: VersionRow, manifest: WeightManifest) -> VersionRecord:
+    """What a manifest says of a version's size and change."""
+    counts = [tensor.changed_elements for tensor in manifest.tensors]
+    counted = [count for count in counts if count is not None]
+    return VersionRecord(
+        version=manifest.version,
+        step=manifest.step,
+        encoding=manifest.encoding.name,
+        base_version=manifest.base_version,
+        elements=sum(map(element_count, manifest.tensors)),
+        changed_elements=sum(counted) if counts and len(counted) == len(counts) else None,
+        coded_bytes=sum(blob.size for blob in manifest.blobs),
+        full_bytes=sum(map(raw_size, manifest.tensors)),
+        abandoned=row.abandoned,
+        kept=not row.pruned,
+    )
+
+
+def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
+    """One line for each version, and the sum."""
+    table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
+    for column in ("version", "step"):
+        table.add_column(column, justify="right")
+    table.add_column("encoding")
+    for column in ("base", "changed", "bytes", "bits/change", "of full"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for record in records:
+        table.add_row(
+            str(record.version),
+            str(record.step),
+            record.encoding,
+            str(record.base_version or "-"),
+            _percent(record.density),
+            f"{record.coded_bytes:,}",
+            "-" if record.bits_per_change is None else f"{record.bits_per_change:.2f}",
+            _percent(record.share_of_full),
+            "abandoned" if record.abandoned else "",
+        )
+    coded, full = sum(record.coded_bytes for record in records), sum(record.full_bytes for record in records)
+    share = _percent(coded / full if full else None)
+    total = Text(f"{len(records)} versions, {coded:,} bytes for each worker; full copies: {full:,} ({share})")
+    return Group(table, Text(), total)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"

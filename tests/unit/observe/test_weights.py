@@ -1,0 +1,66 @@
+"""What a manifest says of the cost of a version."""
+
+import dataclasses
+
+import pytest
+from rich.console import Console
+
+from hetero_rl.hub.stores.records import VersionRow
+from hetero_rl.observe.weights import version_record, weights_view
+from hetero_rl.wire.messages import BlobReference, DataType, TensorEntry, WeightEncoding, WeightManifest
+
+ROW = VersionRow(3, 2, "", abandoned=False, pruned=True)
+
+
+def tensor(name, elements, changed, size):
+    return TensorEntry(
+        name=name,
+        data_type=DataType.BFLOAT16,
+        shape=(elements,),
+        digest="",
+        blob_index=0,
+        offset=0,
+        size=size,
+        changed_elements=changed,
+    )
+
+
+DELTA = WeightManifest(
+    version=3,
+    step=2,
+    encoding=WeightEncoding.ULP_DELTA,
+    base_version=2,
+    tensors=(tensor("a", 900, 40, 50), tensor("b", 100, 0, 0)),
+    blobs=(BlobReference("", 50),),
+    state_digest="",
+)
+
+
+def test_a_delta_has_density_and_bits_per_change():
+    record = version_record(ROW, DELTA)
+    assert (record.elements, record.changed_elements) == (1000, 40)
+    assert record.density == pytest.approx(0.04)
+    assert record.bits_per_change == pytest.approx(10.0)  # 400 bits for 40 changes
+    assert record.share_of_full == pytest.approx(0.025)  # 50 of 2000 bytes
+    assert not record.kept
+
+
+def test_what_nobody_counted_is_unknown():
+    uncounted = dataclasses.replace(DELTA, tensors=(tensor("a", 900, 40, 50), tensor("b", 100, None, 0)))
+    record = version_record(ROW, uncounted)
+    assert (record.changed_elements, record.density, record.bits_per_change) == (None, None, None)
+
+
+def test_a_delta_without_a_change_has_no_bits_per_change():
+    record = version_record(ROW, dataclasses.replace(DELTA, tensors=(tensor("a", 900, 0, 0),), blobs=()))
+    assert (record.density, record.bits_per_change, record.share_of_full) == (0.0, None, 0.0)
+
+
+def test_the_table_has_a_line_for_each_version_and_a_sum():
+    console = Console(width=120, record=True, file=None)
+    with console.capture() as captured:
+        console.print(weights_view([version_record(ROW, DELTA)] * 2))
+    text = captured.get()
+    assert text.count("ULP_DELTA") == 2
+    assert "4.00 %" in text
+    assert "2 versions, 100 bytes for each worker; full copies: 4,000 (2.50 %)" in text
