@@ -49,15 +49,21 @@ class DivergenceMask(Estimator[DivergenceMaskOptions]):
         """Divergence and bound."""
         o = self.options
         log_ratio = view.log_ratio(Part.TOTAL)
-        ratio = bounded_exp(log_ratio)
+        ratio = bounded_exp(log_ratio, view.column())
         if o.divergence == "kl":
-            divergence = masks.binary_kl(view.behavior_log_probs, log_ratio.values, ratio)
+            divergence = masks.binary_kl(
+                view.behavior_log_probs,
+                log_ratio.values,
+                ratio,
+                (view.column(), view.column(), view.column()),
+            )
         elif o.divergence == "chi_square":
             divergence = masks.binary_chi_square(view.behavior_log_probs, ratio)
         else:
-            divergence = masks.probability_change(view.behavior_log_probs, ratio).abs_()
+            divergence = masks.probability_fall(view.behavior_log_probs, ratio, view.column()).abs_()
         if o.level == "sequence":
             if view.usable is not None:
                 divergence = torch.where(view.usable > 0, divergence, 0.0)
             divergence = level.segment_sum(divergence, view.lengths) / view.token_counts.clamp(min=1)
-        return Weighed(Weight(masks.window(divergence, None, o.delta), Part(0)))
+        out = view.out if o.level == "token" else None
+        return Weighed(Weight(masks.window(divergence, None, o.delta, out), Part(0)))

@@ -16,7 +16,7 @@ from typing_extensions import override
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
-from hetero_rl.estimators.stages.edge import Part, Weight
+from hetero_rl.estimators.stages.edge import Part
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["DppoKl", "DppoKlOptions", "DppoOptions", "DppoTv", "DppoTvOptions"]
@@ -57,11 +57,13 @@ class DppoTv(Estimator[DppoTvOptions]):
     def weigh(self, view: View) -> Weighed:
         """Capped ratio and divergence mask."""
         o = self.options
-        ratio = kernel.identity(view.log_ratio(Part.TOTAL), view.out)
-        moved = masks.probability_change(view.behavior_log_probs, ratio.values)
-        scale = masks.clip_scale(view.advantages, -o.delta, o.delta)
-        keep = masks.scaled_clip(moved, view.to_tokens(scale))
-        return Weighed(Weight(ratio.values.clamp_(max=o.clip_ratio_c), ratio.part), keep)
+        log_ratio = view.log_ratio(Part.TOTAL)
+        ratio = kernel.identity(log_ratio, view.out)
+        fallen = masks.probability_fall(view.behavior_log_probs, ratio.values, view.column())
+        # A fall is a rise of -1 times its size.
+        scale = masks.clip_scale(-view.advantages, -o.delta, o.delta)
+        keep = masks.scaled_clip(fallen, view.to_tokens(scale))
+        return Weighed(kernel.cap(log_ratio, ratio, o.clip_ratio_c), keep)
 
 
 class DppoKl(Estimator[DppoKlOptions]):
@@ -80,8 +82,13 @@ class DppoKl(Estimator[DppoKlOptions]):
         o = self.options
         log_ratio = view.log_ratio(Part.TOTAL)
         ratio = kernel.identity(log_ratio, view.out)
-        divergence = masks.binary_kl(view.behavior_log_probs, log_ratio.values, ratio.values)
+        divergence = masks.binary_kl(
+            view.behavior_log_probs,
+            log_ratio.values,
+            ratio.values,
+            (view.column(), view.column(), view.column()),
+        )
         signed = divergence.copysign_(log_ratio.values)
         scale = masks.clip_scale(view.advantages, -o.delta, o.delta)
         keep = masks.scaled_clip(signed, view.to_tokens(scale))
-        return Weighed(Weight(ratio.values.clamp_(max=o.clip_ratio_c), ratio.part), keep)
+        return Weighed(kernel.cap(log_ratio, ratio, o.clip_ratio_c), keep)

@@ -8,6 +8,7 @@ arXiv:2507.20673. Bounds are on the log-ratio. The anchor is mu as recorded, or 
 
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from typing_extensions import override
 
@@ -48,11 +49,12 @@ class Gmpo(Estimator[GmpoOptions]):
         """Clip of each log-ratio, then their mean."""
         o = self.options
         log_ratio = view.log_ratio(o.part)
-        scale = masks.clip_scale(view.advantages, -o.epsilon_low, o.epsilon_high)
-        keep = masks.scaled_clip(log_ratio.values, view.to_tokens(scale))
-        # A held token adds its bound: those of one sequence are all held at the same one.
-        held = view.lengths - level.segment_sum(keep, view.lengths)
-        bound = masks.choose(view.advantages > 0, o.epsilon_high, -o.epsilon_low, keep.dtype)
-        sums = level.segment_sum(log_ratio.values * keep, view.lengths) + held * bound
+        scale = masks.clip_scale(view.advantages, -o.epsilon_low, o.epsilon_high).to(view.log_probs.dtype)
+        scaled = view.to_tokens(scale).mul_(log_ratio.values)
+        # In units of its bound, a held token is 1.
+        held = torch.clamp(scaled, max=1, out=view.column())
+        sums = level.segment_sum(held, view.lengths) / scale
+        sums = torch.where(scale != 0, sums, view.product(o.part).values)
+        keep = masks.window(scaled, None, 1.0, out=scaled)
         log_s = LogRatio(sums / view.token_counts.clamp(min=1), log_ratio.part)
         return Weighed(kernel.identity(log_s), keep, log_s)

@@ -44,4 +44,5 @@ class Icepop(SplitRatio[IcepopOptions]):
     def correct(self, view: View, part: Part) -> Weighed:
         """Ratio and window."""
         weight = kernel.identity(view.log_ratio(part), view.out)
-        return Weighed(weight, masks.window(weight.values, self.options.ratio_low, self.options.ratio_high))
+        low, high = self.options.ratio_low, self.options.ratio_high
+        return Weighed(weight, masks.window(weight.values, low, high, view.column()))

@@ -70,7 +70,8 @@ class M2po(Estimator[M2poOptions]):
         limit = view.constants[0]
         if not bool(limit.isfinite()):
             return Weighed(weight)
-        return Weighed(weight, masks.window(log_ratio.values.square(), None, limit))
+        squares = torch.square(log_ratio.values, out=view.column())
+        return Weighed(weight, masks.window(squares, None, limit, out=squares))
 
 
 def _log_ratios(prepared: PreparedBatch, log_probs: Tensor) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ gives no delta for these sample estimates, so it has to be chosen.
 
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from typing_extensions import override
 
@@ -48,8 +49,8 @@ class Trm(Estimator[TrmOptions]):
         log_ratio = view.log_ratio(Part.TOTAL)
         weight = kernel.identity(log_ratio, view.out)
         if o.metric == "k3":
-            divergence = (weight.values - 1).sub_(log_ratio.values)
+            divergence = torch.sub(weight.values, 1, out=view.column()).sub_(log_ratio.values)
         else:
-            divergence = log_ratio.values.square().mul_(0.5)
+            divergence = torch.square(log_ratio.values, out=view.column()).mul_(0.5)
         worst = level.segment_max(divergence, view.lengths)
         return Weighed(weight, masks.window(worst, None, o.delta))

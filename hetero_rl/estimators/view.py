@@ -4,6 +4,7 @@ Columns per token are made when they are asked for, so that a method pays for wh
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
@@ -11,12 +12,12 @@ from torch import Tensor
 
 from hetero_rl.estimators.batch import PreparedBatch
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight
-from hetero_rl.estimators.stages.level import segment_max, segment_sum, to_tokens
+from hetero_rl.estimators.stages.level import cuts, segment_max, segment_sum, to_tokens
 
-__all__ = ["TOKENS_PER_VIEW", "View", "Weighed", "log_weights", "views"]
+__all__ = ["TOKENS_PER_VIEW", "Scratch", "View", "Weighed", "log_weights", "views"]
 
-TOKENS_PER_VIEW = 1 << 18
-"""Tokens that are weighed at once on a CPU: a few columns of this size fit its cache."""
+TOKENS_PER_VIEW = 1 << 19
+"""Tokens that are weighed at once on a CPU: few enough for its cache, enough to outweigh the calls."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,6 +31,34 @@ class Weighed:
     """Log-ratio per sequence [s] that was held within bounds before `exp`; None says that tokens' were."""
 
 
+class Scratch:
+    """Columns per token that the views of one walk write to in turn: fresh memory costs more than arithmetic.
+
+    Args:
+        like: Data type and device.
+        size: Tokens of the largest view.
+    """
+
+    def __init__(self, like: Tensor, size: int) -> None:
+        self._like = like
+        self._size = size
+        self._free: dict[torch.dtype, list[Tensor]] = {}
+        self._taken: list[Tensor] = []
+
+    def take(self, tokens: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A column [n = tokens] of any numbers, the caller's until `give_back`."""
+        free = self._free.setdefault(dtype or self._like.dtype, [])
+        column = free.pop() if free else self._like.new_empty(self._size, dtype=dtype)
+        self._taken.append(column)
+        return column[:tokens]
+
+    def give_back(self) -> None:
+        """Ends the use of all columns taken."""
+        while self._taken:
+            column = self._taken.pop()
+            self._free[column.dtype].append(column)
+
+
 class View:
     """n tokens of s sequences: numbers only, nothing couples them.
 
@@ -38,7 +67,8 @@ class View:
         log_probs: log pi of each of its tokens [N].
         tokens: Positions of the view's tokens.
         sequences: Positions of the view's sequences.
-        out: Where a weight per token may be written [n]; None makes a column of its own.
+        scratch: Where its columns come from; they are its own until the next view of the walk is made.
+        out: Where a weight per token may be written [n]; None takes a column for it.
     """
 
     def __init__(
@@ -47,12 +77,14 @@ class View:
         log_probs: Tensor,
         tokens: slice,
         sequences: slice,
+        scratch: Scratch,
         out: Tensor | None = None,
     ) -> None:
         recorded = batch.recorded
         self._tokens = tokens
         self._sequences = sequences
         self._batch = batch
+        self._scratch = scratch
         self.lengths = recorded.lengths[sequences]
         """Tokens of each sequence [s]."""
         self.advantages = batch.advantages[sequences]
@@ -65,11 +97,12 @@ class View:
         """1 for tokens whose log-ratios are finite [n]; None when all are."""
         self.tokens = self.log_probs.shape[0]
         """Number of tokens n."""
-        self.out = torch.empty_like(self.log_probs) if out is None else out
+        self.out = self.column() if out is None else out
         """Where a weight per token may be written [n]."""
         self._columns = self._log_ratios()
         self._sums = {part: segment_sum(column, self.lengths) for part, column in self._columns.items()}
-        if not all(bool(sums.isfinite().all()) for sums in self._sums.values()):
+        # One number that is not finite makes the sum of all so.
+        if not all(math.isfinite(float(sums.sum())) for sums in self._sums.values()):
             self._take_out_unusable()
         if Part.TOTAL not in self._sums:
             self._sums[Part.TOTAL] = self._sums[Part.STALENESS] + self._sums[Part.CHIP]
@@ -106,16 +139,20 @@ class View:
         lags = self._batch.recorded.token_lags
         return None if lags is None else lags[self._tokens]
 
+    def column(self, dtype: torch.dtype | None = None) -> Tensor:
+        """A column to write to [n]; it holds any numbers, and is the view's while the view is looked at."""
+        return self._scratch.take(self.tokens, dtype)
+
     def log_ratio(self, part: Part) -> LogRatio:
         """Log-ratio of each token that accounts for `part`, held within bounds [n]; 0 where it is not finite."""
         if part not in self._bounded:
             self._require(part)
             if part not in self._columns:
-                total = self.log_probs - self.behavior_log_probs
+                total = self._difference(self.log_probs, self.behavior_log_probs)
                 self._columns[part] = (
                     total if self.usable is None else torch.where(self.usable > 0, total, 0.0)
                 )
-            self._bounded[part] = LogRatio(self._hold(self._columns[part]), part, bounded=True)
+            self._bounded[part] = self._hold(self._columns[part], part)
         return self._bounded[part]
 
     def product(self, part: Part = Part.TOTAL) -> LogRatio:
@@ -174,9 +211,15 @@ class View:
     def _log_ratios(self) -> dict[Part, Tensor]:
         recorded = self._batch.recorded
         if recorded.old_log_probs is None:
-            return {Part.TOTAL: self.log_probs - self.behavior_log_probs}
+            return {Part.TOTAL: self._difference(self.log_probs, self.behavior_log_probs)}
         old = recorded.old_log_probs[self._tokens]
-        return {Part.STALENESS: self.log_probs - old, Part.CHIP: old - self.behavior_log_probs}
+        return {
+            Part.STALENESS: self._difference(self.log_probs, old),
+            Part.CHIP: self._difference(old, self.behavior_log_probs),
+        }
+
+    def _difference(self, first: Tensor, second: Tensor) -> Tensor:
+        return torch.sub(first, second, out=self.column())
 
     def _take_out_unusable(self) -> None:
         usable = torch.stack([column.isfinite() for column in self._columns.values()]).all(0)
@@ -186,13 +229,13 @@ class View:
             self._columns[part] = torch.where(usable, column, 0.0)
             self._sums[part] = segment_sum(self._columns[part], self.lengths)
 
-    def _hold(self, column: Tensor) -> Tensor:
-        low, high = column.aminmax()
-        if float(low) >= -LOG_RATIO_BOUND and float(high) <= LOG_RATIO_BOUND:
-            return column
+    def _hold(self, column: Tensor, part: Part) -> LogRatio:
+        highest = float(column.amax())
+        if highest <= LOG_RATIO_BOUND and float(column.amin()) >= -LOG_RATIO_BOUND:
+            return LogRatio(column, part, bounded=True, highest=highest)
         beyond = segment_max(column.abs(), self.lengths) > LOG_RATIO_BOUND
         self._clamped = beyond if self._clamped is None else self._clamped | beyond
-        return column.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        return LogRatio(column.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND), part, bounded=True)
 
 
 def views(batch: PreparedBatch, log_probs: Tensor, out: Tensor | None = None) -> Iterator[tuple[slice, View]]:
@@ -207,17 +250,12 @@ def views(batch: PreparedBatch, log_probs: Tensor, out: Tensor | None = None) ->
     """
     total = log_probs.shape[0]
     per_view = TOKENS_PER_VIEW if log_probs.device.type == "cpu" else total
-    ends = batch.recorded.lengths.cumsum(0)
-    pieces = torch.arange(1, total // per_view + 1) * per_view
-    cuts = sorted({*torch.searchsorted(ends.cpu(), pieces, right=True).tolist(), ends.shape[0]} - {0})
-    sequence, token = 0, 0
-    for cut in cuts:
-        tokens = slice(token, int(ends[cut - 1]))
-        yield (
-            tokens,
-            View(batch, log_probs, tokens, slice(sequence, cut), None if out is None else out[tokens]),
-        )
-        sequence, token = cut, tokens.stop
+    pieces = list(cuts(batch.recorded.lengths, total, per_view))
+    scratch = Scratch(log_probs, max(tokens.stop - tokens.start for _, tokens in pieces))
+    for sequences, tokens in pieces:
+        scratch.give_back()
+        view = View(batch, log_probs, tokens, sequences, scratch, None if out is None else out[tokens])
+        yield tokens, view
 
 
 def log_weights(batch: PreparedBatch, log_probs: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ and a token counts only as far as its whole prefix is still likely. The ratio is
 import math
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from typing_extensions import override
 
@@ -42,8 +43,8 @@ class Vtrace(Estimator[VtraceOptions]):
         """Prefix product of truncated ratios."""
         o = self.options
         total = view.log_ratio(Part.TOTAL)
-        traces = LogRatio(total.values.clamp(max=math.log(o.c_bar)), total.part)
-        log_weight = level.prefix_product(traces, view.lengths)
+        traces = LogRatio(torch.clamp(total.values, max=math.log(o.c_bar), out=view.column()), total.part)
+        log_weight = level.prefix_product(traces, view.lengths, view.column(), view.column(torch.float64))
         if o.rho_bar != o.c_bar:
             log_weight.values.add_(total.values.clamp(max=math.log(o.rho_bar)) - traces.values)
         return Weighed(kernel.identity(log_weight, view.out))

@@ -1,11 +1,14 @@
 """Weight kernels and shapers: from a log-ratio to the weight of a token or sequence. Detached, finite for any input."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight, bounded_exp
 
 __all__ = [
+    "cap",
     "expert_shape",
     "gamma",
     "identity",
@@ -28,8 +31,17 @@ def identity(log_ratio: LogRatio, out: Tensor | None = None) -> Weight:
 
 def truncate(log_ratio: LogRatio, low: float | None, high: float | None, out: Tensor | None = None) -> Weight:
     """The ratio held between low and high; every token keeps a gradient."""
-    ratio = bounded_exp(log_ratio, out)
-    return Weight(ratio if low is None and high is None else ratio.clamp_(low, high), log_ratio.part)
+    weight = identity(log_ratio, out)
+    if low is not None:
+        weight.values.clamp_(min=low)
+    return weight if high is None else cap(log_ratio, weight, high)
+
+
+def cap(log_ratio: LogRatio, weight: Weight, high: float) -> Weight:
+    """The weight that was made of a log-ratio, held below `high` in place."""
+    if high <= 0 or log_ratio.highest > math.log(high):
+        weight.values.clamp_(max=high)
+    return weight
 
 
 def gamma(log_ratio: LogRatio, c1: Tensor, c2: Tensor) -> Weight:
@@ -44,17 +56,18 @@ def gamma(log_ratio: LogRatio, c1: Tensor, c2: Tensor) -> Weight:
     return Weight(torch.exp(c2 + c1 * log_w - c2 * log_w.exp()), log_ratio.part)
 
 
-def soft_gate(log_ratio: LogRatio, half_tau: Tensor, out: Tensor | None = None) -> Weight:
+def soft_gate(log_ratio: LogRatio, half_tau: Tensor, out: tuple[Tensor, Tensor]) -> Weight:
     """4 p (1 - p) r with p = sigmoid(tau (r - 1)): the gradient of SAPO's gate (arXiv:2511.20347).
 
     Args:
         log_ratio: Per token [n].
-        half_tau: Half the temperature of each token [n]; used up.
-        out: Where the weight is written [n].
+        half_tau: Half the temperature of each token [n].
+        out: Where the weight is written [n], and a column to work in [n].
     """
-    ratio = bounded_exp(log_ratio, out)
-    # 4 p (1 - p) = 1 - tanh(tau (r - 1) / 2)^2, and half_tau (r - 1) = half_tau r - half_tau.
-    squared = torch.addcmul(-half_tau, half_tau, ratio, out=half_tau).tanh_().square_()
+    weight, gate = out
+    ratio = bounded_exp(log_ratio, weight)
+    # 4 p (1 - p) = 1 - tanh(tau (r - 1) / 2)^2.
+    squared = torch.sub(ratio, 1, out=gate).mul_(half_tau).tanh_().square_()
     return Weight(ratio.addcmul_(ratio, squared, value=-1), log_ratio.part)
 
 

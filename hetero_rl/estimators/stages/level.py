@@ -3,13 +3,38 @@
 On a CPU the segment operations go through numpy, whose segmented loops are vectorised and sum pairwise; torch's are not.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from hetero_rl.estimators.stages.edge import LogRatio
 
-__all__ = ["finite_mean", "prefix_product", "root_positions", "segment_max", "segment_sum", "to_tokens"]
+__all__ = [
+    "cuts",
+    "finite_mean",
+    "prefix_product",
+    "root_positions",
+    "segment_max",
+    "segment_sum",
+    "to_tokens",
+]
+
+
+def cuts(lengths: Tensor, tokens: int, size: int) -> Iterator[tuple[slice, slice]]:
+    """Consecutive whole sequences of about `size` tokens: their positions, and those of their tokens.
+
+    Args:
+        lengths: Tokens of each sequence [s].
+        tokens: Their sum.
+        size: Tokens of a piece; a sequence is never cut.
+    """
+    ends = lengths.cumsum(0).cpu()
+    wanted = torch.arange(1, tokens // size + 1) * size
+    stops = sorted({*torch.searchsorted(ends, wanted, right=True).tolist(), ends.shape[0]} - {0})
+    edges = [0, *ends[[stop - 1 for stop in stops]].tolist()]
+    yield from zip(map(slice, [0, *stops[:-1]], stops), map(slice, edges[:-1], edges[1:]), strict=True)
 
 
 def segment_sum(values: Tensor, lengths: Tensor) -> Tensor:
@@ -40,20 +65,26 @@ def to_tokens(per_sequence: Tensor, lengths: Tensor, tokens: int) -> Tensor:
     return torch.repeat_interleave(per_sequence, lengths, output_size=tokens)
 
 
-def root_positions(lengths: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
-    """Square root of each token's position in its sequence, from 1 [n = tokens]."""
-    before = (lengths.cumsum(0) - lengths).to(dtype)
-    counted = torch.arange(1, tokens + 1, dtype=dtype, device=lengths.device)
-    return counted.sub_(to_tokens(before, lengths, tokens)).sqrt_()
+def root_positions(lengths: Tensor, out: Tensor) -> Tensor:
+    """Square root of each token's position in its sequence, from 1, in `out` [n]."""
+    roots = torch.arange(1, int(lengths.max()) + 1, dtype=out.dtype, device=out.device).sqrt_()
+    return torch.cat([roots[:length] for length in lengths.tolist()], out=out)
 
 
-def prefix_product(log_ratio: LogRatio, lengths: Tensor) -> LogRatio:
-    """Log of the product of the token ratios up to and including each token [n], summed in float64."""
-    running = log_ratio.values.to(torch.float64, copy=True)
+def prefix_product(log_ratio: LogRatio, lengths: Tensor, out: Tensor, wide: Tensor) -> LogRatio:
+    """Log of the product of the token ratios up to and including each token.
+
+    Args:
+        log_ratio: Log-ratio of each token [n].
+        lengths: Tokens of each sequence [s].
+        out: Where the result is written [n].
+        wide: A column to sum in [n], float64.
+    """
+    running = wide.copy_(log_ratio.values)
     # Each sequence's first entry takes back the sum of the sequence before, so one running sum starts over at each.
     starts = (lengths.cumsum(0) - lengths)[1:]
     running[starts] -= segment_sum(running, lengths)[:-1]
-    return LogRatio(running.cumsum_(0).to(log_ratio.values.dtype), log_ratio.part)
+    return LogRatio(out.copy_(running.cumsum_(0)), log_ratio.part)
 
 
 def finite_mean(values: Tensor, lengths: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ __all__ = [
     "clip_bounds",
     "clip_scale",
     "log_margins",
-    "probability_change",
+    "probability_fall",
     "safe_log",
     "scaled_clip",
     "second_moment",
@@ -30,25 +30,32 @@ TINY = 1e-12
 """Keeps a probability away from 0 and 1 inside a logarithm or a denominator."""
 
 
-def window(values: Tensor, low: Tensor | float | None, high: Tensor | float | None) -> Tensor:
+def window(
+    values: Tensor, low: Tensor | float | None, high: Tensor | float | None, out: Tensor | None = None
+) -> Tensor:
     """Keeps low <= value <= high.
 
     Args:
         values: Any shape.
         low: Bound, or one per value; None has no lower bound.
         high: Bound, or one per value; None has no upper bound.
+        out: Where the mask is written; None makes it new. It may be `values` where one of the bounds is None.
     """
+    keep = torch.empty_like(values) if out is None else out
     if high is None:
-        return torch.ones_like(values) if low is None else torch.ge(values, low, out=torch.empty_like(values))
-    keep = torch.le(values, high, out=torch.empty_like(values))
-    return keep if low is None else keep.mul_(torch.ge(values, low, out=torch.empty_like(values)))
+        return keep.fill_(1) if low is None else torch.ge(values, low, out=keep)
+    if low is None:
+        return torch.le(values, high, out=keep)
+    # What lies inside is left as it is by holding it inside.
+    held = torch.clamp(values, max=high, out=keep).clamp_(min=low)
+    return torch.eq(held, values, out=held)
 
 
 def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Keeps what two masks of one shape keep; None keeps all."""
+    """Keeps what two masks of one shape keep, in place of the first; None keeps all."""
     if first is None or second is None:
         return first if second is None else second
-    return first * second
+    return first.mul_(second)
 
 
 def choose(condition: Tensor, where: float, otherwise: float, dtype: torch.dtype) -> Tensor:
@@ -112,17 +119,21 @@ def scaled_clip(values: Tensor, scale: Tensor) -> Tensor:
     return torch.le(scaled, 1.0, out=scaled)
 
 
-def probability_change(behavior_log_probs: Tensor, ratio: Tensor) -> Tensor:
-    """Change pi - mu of each token's probability [n], from log mu and pi/mu."""
-    return (ratio - 1).mul_(behavior_log_probs.exp())
+def probability_fall(behavior_log_probs: Tensor, ratio: Tensor, out: Tensor) -> Tensor:
+    """Fall mu - pi of each token's probability [n], from log mu and pi/mu; written to `out`."""
+    mu = torch.exp(behavior_log_probs, out=out)
+    return mu.addcmul_(mu, ratio, value=-1)
 
 
-def binary_kl(behavior_log_probs: Tensor, log_ratio: Tensor, ratio: Tensor) -> Tensor:
-    """KL(mu || pi) of "this token or any other" [n], from log mu, log pi/mu and pi/mu."""
-    mu = behavior_log_probs.exp()
-    others = (1 - mu).clamp_(min=TINY)
-    other_pi = torch.rsub(mu * ratio, 1).clamp_(min=TINY)
-    divergence = torch.div(others, other_pi, out=other_pi).log_().mul_(others)
+def binary_kl(
+    behavior_log_probs: Tensor, log_ratio: Tensor, ratio: Tensor, out: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    """KL(mu || pi) of "this token or any other" [n], from log mu, log pi/mu and pi/mu; in the first of `out`."""
+    mu = torch.exp(behavior_log_probs, out=out[1])
+    divergence = torch.mul(mu, ratio, out=out[0])
+    torch.sub(1, divergence, out=divergence).clamp_(min=TINY)
+    others = torch.sub(1, mu, out=out[2]).clamp_(min=TINY)
+    torch.div(others, divergence, out=divergence).log_().mul_(others)
     return divergence.addcmul_(mu, log_ratio, value=-1)
 
 
