@@ -1,43 +1,40 @@
 """Scorers, as they run inside a grader process: payload and completion in, reward out.
 
-No scorer evaluates model text. Of reasoning-gym's own scorers some do (they call `eval`, or sympy's `parse_expr`,
-which calls it): those that only need a plain literal or arithmetic see the text after it was matched, as a whole,
-against an alphabet in which no name, call or attribute can be written; the others are refused. math-verify reads
-LaTeX with a grammar, and plain arithmetic only where a pattern of digits and operators matched.
+No scorer evaluates model text. Some of reasoning-gym's own do (they call `eval`, or sympy's `parse_expr`, which calls it).
+Those that do so only when the text is not the exact answer see it only when it is; the others are refused. math-verify
+reads LaTeX with a grammar, and plain arithmetic only where a pattern of digits and operators matched.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hetero_rl.errors import TaskError
 from hetero_rl.tasks.payload import decode_payload
 
-__all__ = ["ANSWER_ALPHABETS", "REFUSED_DATASETS", "Scorer", "extract_answer", "load_scorer"]
+__all__ = ["EXACT_ANSWERS", "REFUSED_DATASETS", "Scorer", "extract_answer", "load_scorer"]
 
 Scorer = Callable[[bytes, str], float]
 """From payload and completion to reward, 0 to 1."""
 
-_EVALUATES_NAMES = "it hands the model's text to sympy's parse_expr, which evaluates it, and its answers need names and calls"
+_EVALUATES = "its scorer hands the model's text to an evaluator"
 REFUSED_DATASETS: Mapping[str, str] = {
     "composite": "it mixes other tasks; name one of them",
-    "intermediate_integration": _EVALUATES_NAMES,
-    "polynomial_multiplication": _EVALUATES_NAMES,
-    "simple_integration": _EVALUATES_NAMES,
+    "countdown": _EVALUATES,
+    "intermediate_integration": _EVALUATES,
+    "polynomial_multiplication": _EVALUATES,
+    "puzzle24": _EVALUATES,
+    "simple_integration": _EVALUATES,
 }
 """reasoning-gym tasks that cannot be graded, with the reason."""
 
-# Without powers: a few characters would ask for a number that fills the memory.
-_ARITHMETIC = re.compile(r"(?![\s\S]*\*\s*\*)[0-9\s+\-*/()]{1,256}")
-ANSWER_ALPHABETS: Mapping[str, re.Pattern[str]] = {
-    "binary_matrix": re.compile(r"[0-9\s\[\],]*"),
-    "countdown": _ARITHMETIC,
-    "n_queens": re.compile(r"[Q_\s\[\],'\"]*"),
-    "puzzle24": _ARITHMETIC,
-    "spiral_matrix": re.compile(r"[0-9\s\-\[\],]*"),
-    "string_insertion": re.compile(r"[A-E\s\[\],'\"]*"),
+EXACT_ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], Collection[str]]] = {
+    "binary_matrix": lambda item: (item["answer"],),
+    "n_queens": lambda item: item["metadata"]["valid_answers"],
+    "spiral_matrix": lambda item: (item["answer"].strip(),),
+    "string_insertion": lambda item: (item["answer"],),
 }
-"""Scorers that evaluate a literal or arithmetic, and the whole text they may see. Anything else earns 0."""
+"""Tasks whose own scorer evaluates any text but an exact answer: it sees exact answers only, other text earns 0."""
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -64,13 +61,13 @@ def _reasoning_gym_scorer(dataset: str, options: Mapping[str, Any]) -> Scorer:
     if dataset in REFUSED_DATASETS:
         raise TaskError(f"reasoning-gym task {dataset!r} cannot be graded: {REFUSED_DATASETS[dataset]}")
     generator = reasoning_gym.create_dataset(dataset, seed=0, size=1, **options)
-    alphabet = ANSWER_ALPHABETS.get(dataset)
+    exact = EXACT_ANSWERS.get(dataset)
 
     def score(payload: bytes, completion: str) -> float:
-        answer = extract_answer(completion)
-        if alphabet is not None and alphabet.fullmatch(answer) is None:
+        answer, item = extract_answer(completion), decode_payload(payload)
+        if exact is not None and answer not in exact(item):
             return 0.0
-        return float(generator.score_answer(answer, decode_payload(payload)))
+        return float(generator.score_answer(answer, item))
 
     return score
 

@@ -10,7 +10,7 @@ from hetero_rl.errors import TaskError
 from hetero_rl.tasks import Grade, Grader, GradeRequest, GradingOutcome
 from hetero_rl.tasks.payload import encode_payload
 from hetero_rl.tasks.reasoning_gym_task import ReasoningGymTask
-from hetero_rl.tasks.scorers import ANSWER_ALPHABETS
+from hetero_rl.tasks.scorers import EXACT_ANSWERS, load_scorer
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +88,22 @@ def test_a_process_that_takes_too_long_costs_one_completion_and_is_replaced(task
         assert slow.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("text", ["9**9**9**9", "9* *9", "__import__('os')", "(1).real", "1" * 257])
-def test_arithmetic_outside_the_alphabet_is_never_evaluated(text):
-    assert ANSWER_ALPHABETS["countdown"].fullmatch(text) is None
+@pytest.mark.parametrize("dataset", sorted(EXACT_ANSWERS))
+def test_a_scorer_that_evaluates_text_sees_the_exact_answer_only(dataset, monkeypatch):
+    item = ReasoningGymTask(dataset, {}, seed=0, held_out=1).training_item(0)
+    score = load_scorer({"kind": "reasoning-gym", "dataset": dataset, "options": {}})
+    evaluated = []
+    monkeypatch.setattr("builtins.eval", lambda text, *_: evaluated.append(text))
+
+    assert score(item.payload, item.solution) == 1.0
+    assert score(item.payload, "[1, 2]") == 0.0
+    assert evaluated == []
 
 
-@pytest.mark.parametrize("text", ["(3 + 4) * 5 - 6/2", "-7 + 8"])
-def test_plain_arithmetic_is_inside_the_alphabet(text):
-    assert ANSWER_ALPHABETS["countdown"].fullmatch(text) is not None
+@pytest.mark.parametrize("dataset", ["countdown", "puzzle24", "simple_integration"])
+def test_a_task_whose_scorer_evaluates_text_is_refused_with_the_reason(dataset):
+    with pytest.raises(TaskError, match="hands the model's text to an evaluator"):
+        load_scorer({"kind": "reasoning-gym", "dataset": dataset, "options": {}})
 
 
 def test_a_grader_process_may_not_fill_the_memory_or_write_a_file(tmp_path):
@@ -125,7 +133,7 @@ print(outcome(lambda: bytearray(2**30)), outcome(write))
 def test_text_that_would_run_if_it_were_evaluated_does_not_run(tmp_path):
     trap = tmp_path / "trap"
     attack = f"__import__('pathlib').Path({str(trap)!r}).touch()"
-    for dataset in ("countdown", "n_queens", "spiral_matrix", "binary_matrix", "string_insertion"):
+    for dataset in sorted(EXACT_ANSWERS):
         item = ReasoningGymTask(dataset, {}, seed=0, held_out=1).training_item(0)
         with Grader({"kind": "reasoning-gym", "dataset": dataset, "options": {}}) as grader:
             [grade] = grader.grade([GradeRequest(payload=item.payload, completion=attack)])

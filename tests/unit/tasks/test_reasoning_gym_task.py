@@ -61,7 +61,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
 
 
 @pytest.mark.parametrize(
-    ("dataset", "reason"), [("composite", "mixes other tasks"), ("simple_integration", "parse_expr")]
+    ("dataset", "reason"), [("composite", "mixes other tasks"), ("simple_integration", "evaluator")]
 )
 def test_a_task_without_a_usable_scorer_is_refused_with_the_reason(dataset, reason):
     with pytest.raises(TaskError, match=rf"{dataset}.*no scorer to use here.*{reason}"):
