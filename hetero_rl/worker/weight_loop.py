@@ -100,7 +100,7 @@ class WeightLoop:
     async def _fetch(self, latest: int) -> "Held | None":
         """The newest version, decoded and verified; None when the hub has no way to it now."""
         try:
-            return await self._stage.advance()
+            return await self._stage.advance(latest)
         except RefusedError as error:
             if error.reason not in {"NOT_FOUND", "UNKNOWN_VERSION"}:
                 raise

@@ -59,27 +59,37 @@ class WeightStage:
         """The version held; 0 is none."""
         return self.held.manifest.version if self.held is not None else 0
 
-    async def advance(self) -> "Held | None":
+    async def advance(self, latest: int) -> "Held | None":
         """The hub's latest version, ready to be loaded; None when the hub has nothing newer.
 
-        Deltas move what is held; a full copy leaves it until `keep` is called.
+        Deltas move what is held; a full copy leaves it until `keep` is called. The hub may give a long way in parts.
+
+        Args:
+            latest: A version that the hub is known to have; it may have a newer one by now.
 
         Raises:
             DamagedError: A blob or a delta is not what its manifest says. Nothing is held any more.
             RefusedError: The hub has no way to its latest version, or a blob is gone.
         """
-        session = self._session
-        plan = await session.link.repeat(
-            "plan of weights",
-            lambda: session.weights.get_plan(
-                held_version=self.version, wanted_version=0, encodings=ENCODINGS
-            ),
-        )
-        if not plan:
-            return None
+        session, staged, version = self._session, None, self.version
+        while version < latest:
+            plan = await session.link.repeat(
+                "plan of weights",
+                lambda version=version: session.weights.get_plan(  # type: ignore[misc]  # a default binds the loop variable
+                    held_version=version, wanted_version=0, encodings=ENCODINGS
+                ),
+            )
+            if not plan:
+                break
+            staged = await self._follow(plan, staged or self.held)
+            version = staged.manifest.version
+        return staged
+
+    async def _follow(self, plan: Sequence[WeightManifest], start: "Held | None") -> "Held":
+        """Fetches and goes through a plan."""
         paths = [[await self._cache.fetch(blob) for blob in manifest.blobs] for manifest in plan]
         try:
-            staged = await asyncio.to_thread(self._apply, plan, paths)
+            staged = await asyncio.to_thread(self._apply, plan, paths, start)
         except DamagedError as error:
             self.held = None
             self.fallbacks += 1
@@ -101,9 +111,10 @@ class WeightStage:
         if self.held is staged:
             self.held = None
 
-    def _apply(self, plan: Sequence[WeightManifest], paths: Sequence[Sequence[Path]]) -> "Held":
+    def _apply(
+        self, plan: Sequence[WeightManifest], paths: Sequence[Sequence[Path]], held: "Held | None"
+    ) -> "Held":
         """Goes through a plan; runs on a thread of its own."""
-        held = self.held
         for manifest, files in zip(plan, paths, strict=True):
             try:
                 held = stage_full(manifest, files) if _is_full(manifest) else _applied(held, manifest, files)

@@ -39,6 +39,8 @@ from hetero_rl.worker.weight_stage import WeightStage
 
 pytestmark = pytest.mark.asyncio
 
+NEWEST = 2**62
+"""Above every version: a worker goes on until the hub has nothing newer."""
 PACING = Pacing(first_delay=0.001, longest_delay=0.002, patience=30.0)
 REQUEST = RunRequest(
     run_id="run",
@@ -153,7 +155,7 @@ async def client(site):
 
 async def follow(stage, step):
     """Brings a worker to the latest version; fails unless it has the weights of that step bit for bit."""
-    staged = await stage.advance()
+    staged = await stage.advance(NEWEST)
     stage.keep(staged)
     assert digests_of(staged) == digests_after(step)
     assert staged.manifest.step == step
@@ -170,7 +172,7 @@ async def test_a_worker_follows_version_by_version(site, client):
         await follow(stage, step)
     full, delta = WeightEncoding.FULL_RAW, WeightEncoding.ULP_DELTA
     assert encodings == [full, delta, delta, delta, full, delta, delta]
-    assert await stage.advance() is None
+    assert await stage.advance(NEWEST) is None
     assert stage.fallbacks == 0
 
 
@@ -285,7 +287,7 @@ async def test_a_damaged_blob_is_never_loaded_and_a_full_copy_follows_it(site, c
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     for damaged in (1, 2):
         with pytest.raises(DamagedError, match=delta.blobs[0].digest):
-            await stage.advance()
+            await stage.advance(NEWEST)
         assert (stage.version, stage.fallbacks) == (0, damaged)
     path.write_bytes(whole)
     await follow(stage, 1)
@@ -299,7 +301,7 @@ async def test_held_bytes_that_are_not_what_they_should_be_are_given_up(site, cl
     stage.held.raw("embed")[0] ^= 1
     await site.publish(publisher, 2)
     with pytest.raises(DamagedError, match="'embed' has digest"):
-        await stage.advance()
+        await stage.advance(NEWEST)
     assert (stage.version, stage.fallbacks) == (0, 1)
     await follow(stage, 2)
 

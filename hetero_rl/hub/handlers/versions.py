@@ -1,6 +1,7 @@
 """Weight versions: publishing, planning the way of a worker to one, and which blobs may go."""
 
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 
 from hetero_rl.errors import DamagedError, InvalidMessageError, RefusedError
 from hetero_rl.hub.handlers.context import HubContext, Topic
@@ -9,7 +10,15 @@ from hetero_rl.weights.manifest import check_follows
 from hetero_rl.wire.messages import WeightEncoding, WeightManifest, WorkerState
 from hetero_rl.wire.validation import check_manifest
 
-__all__ = ["get_plan", "kept_versions", "latest_version", "plan", "prune_versions", "publish_version"]
+__all__ = [
+    "get_plan",
+    "kept_versions",
+    "latest_version",
+    "message_size",
+    "plan",
+    "prune_versions",
+    "publish_version",
+]
 
 _FULL_COPIES = {WeightEncoding.FULL_RAW, WeightEncoding.FULL_PLANES}
 
@@ -79,7 +88,10 @@ def latest_version(context: HubContext) -> int:
 def get_plan(
     context: HubContext, held_version: int, wanted_version: int, encodings: Collection[WeightEncoding]
 ) -> tuple[WeightManifest, ...]:
-    """Manifests that take a worker from the version it holds to the one it wants, in order."""
+    """Manifests that take a worker from the version it holds to the one it wants, in order.
+
+    A way that would not fit into one message is cut off: whoever has gone the first part asks again from there.
+    """
     wanted = wanted_version or context.latest_version()
     if wanted in {held_version, 0}:
         return ()
@@ -103,10 +115,29 @@ def get_plan(
             f"weight version {wanted} cannot be reached with the encodings that the worker decodes ({names})",
             "INCOMPATIBLE",
         )
+    chain = _first_part(chain, context.settings.max_message_bytes // 2)
     now = context.clock.monotonic()
     for blob in (blob for item in chain for blob in item.blobs):
         context.liveness.blob_asked[blob.digest] = now
     return chain
+
+
+def _first_part(chain: tuple[WeightManifest, ...], limit: int) -> tuple[WeightManifest, ...]:
+    """As much of a way as fits into a number of bytes; one manifest at least."""
+    sizes = accumulate(map(message_size, chain))
+    return chain[: max(1, sum(size <= limit for size in sizes))]
+
+
+def message_size(manifest: WeightManifest) -> int:
+    """No fewer bytes than a manifest takes on the wire."""
+    names = sum(
+        len(name.encode()) + 4 for entry in manifest.tensors for name in (entry.name, *entry.tied_names)
+    )
+    numbers = sum(70 + 10 * len(entry.shape) for entry in manifest.tensors)
+    digests = sum(len(entry.digest) + len(entry.base_digest) + 4 for entry in manifest.tensors)
+    card = manifest.probe_card
+    probe = len(card.token_ids) + len(card.log_probs) + 4 * len(card.lengths) + 100 if card else 0
+    return names + numbers + digests + 100 * len(manifest.blobs) + probe + 150
 
 
 def plan(

@@ -7,10 +7,17 @@ import pytest
 from hetero_rl.errors import InvalidMessageError, RefusedError
 from hetero_rl.hub.handlers.retention import commit_checkpoint
 from hetero_rl.hub.handlers.runs import open_run
-from hetero_rl.hub.handlers.versions import get_plan, kept_versions, plan, publish_version
+from hetero_rl.hub.handlers.versions import (
+    get_plan,
+    kept_versions,
+    message_size,
+    plan,
+    publish_version,
+)
 from hetero_rl.hub.handlers.workers import leave
 from hetero_rl.hub.stores.records import VersionRow
 from hetero_rl.weights.digests import state_digest
+from hetero_rl.wire.convert.weights import manifest_to_proto
 from hetero_rl.wire.messages import DataType, ModelFile, WeightEncoding
 
 FULL = frozenset({WeightEncoding.FULL_RAW})
@@ -147,6 +154,32 @@ class TestDelta:
         assert caught.value.reason == "INCOMPATIBLE"
         hub(leave, plain, "done")
         assert chain.publish(2, 1) == (False, ())
+
+
+class TestLongWay:
+    def test_a_way_that_does_not_fit_into_a_message_comes_in_parts(self, hub, messages, chain):
+        open_for_deltas(hub, messages)
+        for version in (2, 3, 4):
+            chain.publish(version, version - 1, step=0)
+        size = len(manifest_to_proto(chain.manifest(3, 2)).SerializeToString())
+        parts = {}
+        for limit in (1, 4 * size, 2**20):
+            hub.context.settings = dataclasses.replace(hub.settings, max_message_bytes=limit)
+            parts[limit] = [item.version for item in hub(get_plan, 1, 0, DELTAS)]
+        # Half of the limit is used, and sizes are estimated from above.
+        assert parts == {1: [2], 4 * size: [2], 2**20: [2, 3, 4]}
+
+    def test_no_manifest_is_larger_than_it_is_thought_to_be(self, messages, chain):
+        card = messages.manifest(2, tolerance=0.1).probe_card
+        wide = {
+            "shape": (2**39,) * 8,
+            "tied_names": ("h\u00e9ad",) * 3,
+            "changed_elements": 2**39,
+            "offset": 2**60,
+        }
+        for manifest in (messages.manifest(2), chain.manifest(2, 1), chain.manifest(2, 1, **wide)):
+            carded = dataclasses.replace(manifest, probe_card=card)
+            assert len(manifest_to_proto(carded).SerializeToString()) <= message_size(carded)
 
 
 class TestPlan:

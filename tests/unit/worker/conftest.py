@@ -82,6 +82,7 @@ class FakeHub:
         self.lost: list[str] = []
         self.loaded_seen: list[int] = []
         self.held_seen: list[int] = []
+        self.longest_plan = 100
         self.fetched: list[tuple[str, int]] = []
         self.state = WorkerState.ACTIVE
         self.epoch = 1
@@ -271,7 +272,8 @@ class FakeHub:
         if self.latest in {0, held_version}:
             return ()
         self.held_seen.append(held_version)
-        return plan(held_version, self.latest, encodings, list(self.versions.values()))
+        way = plan(held_version, self.latest, encodings, list(self.versions.values()))
+        return way[: self.longest_plan]
 
     async def fetch_blob(self, digest, offset):
         self.fetched.append((digest, offset))

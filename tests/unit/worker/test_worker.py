@@ -267,6 +267,19 @@ async def test_deltas_are_loaded_as_the_full_copy_would_be(hub, fleet):
     await running
 
 
+async def test_a_way_that_comes_in_parts_is_gone_to_its_end_before_anything_is_loaded(hub, fleet):
+    pytest.importorskip("numba", reason="the codec extra is not installed")
+    await hub.publish(1)
+    for version in (2, 3):
+        await hub.publish(version, probe="right", delta=True)
+    hub.longest_plan = 1
+    hub.add_groups(1)
+    await fleet.serve()
+    assert hub.held_seen == [0, 1, 2]
+    assert hub.probes == [(3, True)]
+    assert set(hub.loaded_seen) == {3}
+
+
 async def test_a_delta_that_arrives_damaged_is_replaced_by_the_way_from_a_full_copy(hub, fleet):
     pytest.importorskip("numba", reason="the codec extra is not installed")
     await hub.publish(1, probe="right")
