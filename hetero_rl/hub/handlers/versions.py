@@ -112,7 +112,8 @@ def get_plan(
     if chain is None:
         names = ", ".join(sorted(encoding.name for encoding in encodings)) or "none"
         raise RefusedError(
-            f"weight version {wanted} cannot be reached with the encodings that the worker decodes ({names})",
+            f"weight version {wanted} cannot be reached with the encodings that the worker decodes ({names}): "
+            "deltas need hetero-rl[codec] there",
             "INCOMPATIBLE",
         )
     chain = _first_part(chain, context.settings.max_message_bytes // 2)
