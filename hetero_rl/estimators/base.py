@@ -22,7 +22,7 @@ from hetero_rl.estimators.batch import Coefficients, PreparedBatch, RecordedBatc
 from hetero_rl.estimators.stages.advantages import AdvantageKind, advantages
 from hetero_rl.estimators.stages.aggregation import AggregationKind, sequence_weights
 from hetero_rl.estimators.stages.groups import Groups
-from hetero_rl.estimators.stages.level import segment_sum, to_tokens
+from hetero_rl.estimators.stages.level import new_columns, segment_sum, to_tokens
 from hetero_rl.estimators.view import View, Weighed, views
 
 __all__ = ["Estimator", "EstimatorOptions", "Needs"]
@@ -181,7 +181,7 @@ class Estimator(ABC, Generic[OptionsT]):
         """The method itself: weights and masks of the sequences of `view`, each from its own numbers."""
 
     def _collect(self, batch: PreparedBatch, log_probs: Tensor) -> Coefficients:
-        per_token = torch.empty_like(log_probs)
+        per_token = new_columns(1, log_probs.shape[0], log_probs.dtype, log_probs.device)[0]
         found: list[tuple[slice, Tensor, Tensor]] = []
         reports: list[dict[str, Tensor]] = []
         for tokens, view in views(batch, log_probs, per_token):

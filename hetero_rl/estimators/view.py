@@ -12,12 +12,20 @@ from torch import Tensor
 
 from hetero_rl.estimators.batch import PreparedBatch
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight
-from hetero_rl.estimators.stages.level import cuts, segment_max, segment_sum, to_tokens
+from hetero_rl.estimators.stages.level import (
+    cuts,
+    new_columns,
+    segment_max,
+    segment_sum,
+    to_tokens,
+)
 
 __all__ = ["TOKENS_PER_VIEW", "Scratch", "View", "Weighed", "log_weights", "views"]
 
 TOKENS_PER_VIEW = 1 << 19
 """Tokens that are weighed at once on a CPU: few enough for its cache, enough to outweigh the calls."""
+COLUMNS_AT_ONCE = 4
+"""Columns of a view that are allocated together, so that they are large enough for huge pages."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +56,10 @@ class Scratch:
     def take(self, tokens: int, dtype: torch.dtype | None = None) -> Tensor:
         """A column [n = tokens] of any numbers, the caller's until `give_back`."""
         free = self._free.setdefault(dtype or self._like.dtype, [])
-        column = free.pop() if free else self._like.new_empty(self._size, dtype=dtype)
+        if not free:
+            kind = dtype or self._like.dtype
+            free += new_columns(COLUMNS_AT_ONCE, self._size, kind, self._like.device).unbind()
+        column = free.pop()
         self._taken.append(column)
         return column[:tokens]
 

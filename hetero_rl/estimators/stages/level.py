@@ -14,6 +14,7 @@ from hetero_rl.estimators.stages.edge import LogRatio
 __all__ = [
     "cuts",
     "finite_mean",
+    "new_columns",
     "prefix_product",
     "root_positions",
     "segment_max",
@@ -35,6 +36,18 @@ def cuts(lengths: Tensor, tokens: int, size: int) -> Iterator[tuple[slice, slice
     stops = sorted({*torch.searchsorted(ends, wanted, right=True).tolist(), ends.shape[0]} - {0})
     edges = [0, *ends[[stop - 1 for stop in stops]].tolist()]
     yield from zip(map(slice, [0, *stops[:-1]], stops), map(slice, edges[:-1], edges[1:]), strict=True)
+
+
+def new_columns(count: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Columns of any numbers [count, tokens].
+
+    On a CPU they are numpy's, which asks the system for huge pages where they are large: the first touch of small pages
+    costs more than the arithmetic on what they hold.
+    """
+    if device.type == "cpu":
+        kind = np.float32 if dtype == torch.float32 else np.float64
+        return torch.from_numpy(np.empty((count, tokens), kind))
+    return torch.empty((count, tokens), dtype=dtype, device=device)
 
 
 def segment_sum(values: Tensor, lengths: Tensor) -> Tensor:
@@ -68,6 +81,10 @@ def to_tokens(per_sequence: Tensor, lengths: Tensor, tokens: int) -> Tensor:
 def root_positions(lengths: Tensor, out: Tensor) -> Tensor:
     """Square root of each token's position in its sequence, from 1, in `out` [n]."""
     roots = torch.arange(1, int(lengths.max()) + 1, dtype=out.dtype, device=out.device).sqrt_()
+    if out.device.type == "cpu":
+        column = roots.numpy()
+        np.concatenate([column[:length] for length in lengths.tolist()], out=out.numpy())
+        return out
     return torch.cat([roots[:length] for length in lengths.tolist()], out=out)
 
 
