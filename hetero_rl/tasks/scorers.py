@@ -1,8 +1,9 @@
 """Scorers, as they run inside a grader process: payload and completion in, reward out.
 
-No scorer evaluates model text. Some of reasoning-gym's own do (they call `eval`, or sympy's `parse_expr`, which calls it).
-Those that do so only when the text is not the exact answer see it only when it is; the others are refused. math-verify
-reads LaTeX with a grammar, and plain arithmetic only where a pattern of digits and operators matched.
+No scorer of reasoning-gym evaluates model text here. Some of its own do (they call `eval`, or sympy's `parse_expr`, which
+calls it). Those that do so only when the text is not the exact answer see it only when it is; the others are refused.
+math-verify is an exception: it reads LaTeX with a grammar, but hands text that matches its pattern of plain arithmetic
+(digits and operators) to `parse_expr`. The limits of the grader process are what bounds that.
 """
 
 import re
