@@ -19,6 +19,7 @@ __all__ = [
     "LoggingConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PlacementConfig",
     "RunConfig",
     "SamplingConfig",
     "SecurityConfig",
@@ -243,6 +244,10 @@ class WorkerConfig(Section):
     """Load new weights between two tokens, or after running completions end."""
     model_path: str | None = None
     """Own model directory; None takes the files from the hub."""
+    profile: Name = "default"
+    """Knobs of the backend: "default", or "reproducible" where it has one; `hetero-rl doctor` lists them."""
+    emulate: Name | None = None
+    """Numerics of another chip to imitate with the transformers engine, such as "ascend-910a"; always labelled emulated."""
 
 
 class InferenceConfig(Section):
@@ -256,6 +261,15 @@ class InferenceConfig(Section):
     """Settings of the workers started here."""
     start_timeout: float = Field(300.0, gt=0)
     """Seconds to wait for the first worker."""
+    remote_worker_timeout: float = Field(1800.0, gt=0)
+    """Seconds to wait for a worker that has to be started on another machine, because this one has no such device."""
+
+
+class PlacementConfig(Section):
+    """Which worker generates what."""
+
+    split_groups: bool = False
+    """Whether the completions of a training group may be spread over workers; otherwise a group is leased whole."""
 
 
 class SecurityConfig(Section):
@@ -307,6 +321,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     hub: HubConfig = HubConfig()
     inference: InferenceConfig = InferenceConfig()
+    placement: PlacementConfig = PlacementConfig()
     security: SecurityConfig = SecurityConfig()
     logging: LoggingConfig = LoggingConfig()
 

@@ -41,6 +41,7 @@ _FREE_ON_RESUME = (
     "checkpoint",
     "hub",
     "inference",
+    "placement",
     "security",
     "logging",
 )

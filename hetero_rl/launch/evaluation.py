@@ -60,7 +60,7 @@ def evaluate_model(
         report: Called with (answers there, answers wanted) whenever one more is there.
     """
     declared = find_backend(backend)
-    for name, value in declared.environment.items():
+    for name, value in declared.process_environment(config.inference.worker.profile).items():
         os.environ.setdefault(name, value)
     task = open_task(config.task, seed=config.run.seed, held_out=config.evaluation.prompts)
     tokenizer = load_tokenizer(model_dir)
@@ -73,6 +73,9 @@ def evaluate_model(
             dtype=worker.dtype,
             max_concurrent_sequences=worker.max_concurrent_sequences,
             threads=worker.threads,
+            device=declared.torch_device,
+            options=declared.engine_options(profile=worker.profile),
+            emulate=worker.emulate or "",
         )
     )
     works = _works(config, task, encoder, stops)

@@ -143,7 +143,7 @@ class Supervisor:
             backend=backend,
             name=name,
             hub=address,
-            environment=self._backends[backend].environment,
+            environment=self._backends[backend].process_environment(self._config.inference.worker.profile),
         )
         keeper = self._keeper(lambda: spec, may_leave=True)
         self._workers.append(keeper)

@@ -2,6 +2,11 @@
 
 A backend is mostly data. The code that differs between vendors is small: how to see the devices without importing a
 vendor module in the wrong place, and which engine class to start.
+
+    what is there     detect() ─► DeviceReport: devices, versions of driver and toolkit, what to do next
+    how it runs       environment, profiles ("default", "reproducible"), quirks with their fixes
+    what never works  known_bad: combinations of versions, each with advice
+    where it runs     container: image, device nodes, mounts, groups (`hetero_rl.deploy.needs`)
 """
 
 import dataclasses
@@ -9,12 +14,25 @@ import importlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
+from hetero_rl.deploy.needs import ContainerNeeds
 from hetero_rl.errors import BackendNotFoundError, ConfigError
 from hetero_rl.worker.engine import Engine, EngineSettings
 
-__all__ = ["ENTRY_POINT_GROUP", "Backend", "DeviceReport", "find_backend", "installed_backends"]
+__all__ = [
+    "DEFAULT_PROFILE",
+    "ENTRY_POINT_GROUP",
+    "Backend",
+    "DeviceReport",
+    "KnownBad",
+    "Profile",
+    "Quirk",
+    "find_backend",
+    "installed_backends",
+]
 
 ENTRY_POINT_GROUP = "hetero_rl.backends"
+
+DEFAULT_PROFILE = "default"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +44,53 @@ class DeviceReport:
     """Names as the driver reports them."""
     advice: str
     """What to do next when not available; empty otherwise."""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Versions of driver, firmware and toolkit by name, such as "driver" or "cann", as far as they can be read."""
+    ids: tuple[str, ...] = ()
+    """Id of each device as containers and the visibility variable count them; empty where there is one of its kind."""
+    warnings: tuple[str, ...] = ()
+    """What is odd although the devices can be used, or why they cannot, in words."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Knobs that change numbers or their repeatability, chosen together by `inference.worker.profile`."""
+
+    description: str
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Variables of the worker process, above those of the backend."""
+    engine_options: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
+    """Engine name to options by the engine's own names, such as {"vllm": {"enforce_eager": True}}."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Quirk:
+    """A known defect or surprise of a vendor's stack, and what this backend does about it."""
+
+    name: str
+    """Short and fixed, such as "nz-layout"."""
+    symptom: str
+    fix: str
+    """What is done about it, or what is refused."""
+    applies_to: str
+    """Versions or devices."""
+    evidence: str
+    """How it is known: "run", "read in source", "documented" or "reported", and where."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Variables that are the fix, or part of it."""
+    engine_options: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
+    """Engine options that are the fix, or part of it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBad:
+    """A combination of versions that is known not to work."""
+
+    name: str
+    found: Callable[[Mapping[str, str]], bool]
+    """Whether it is there; takes versions by name: those of the device report, of Python and of distributions."""
+    problem: str
+    advice: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +108,55 @@ class Backend:
     detect: Callable[[], DeviceReport]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables of the worker process, set before anything heavy is imported."""
+    profiles: Mapping[str, Profile] = dataclasses.field(default_factory=dict)
+    """Named sets of knobs; "default" is always there, with no knobs unless it is given."""
+    quirks: tuple[Quirk, ...] = ()
+    known_bad: tuple[KnownBad, ...] = ()
+    container: ContainerNeeds | None = None
+    torch_device: str = ""
+    """Device that engines on plain torch compute on, such as "cuda"; empty is the CPU."""
+    visible_devices: str = ""
+    """Variable that narrows down the devices of a process, such as "CUDA_VISIBLE_DEVICES"; empty for none."""
+    portable_sampling_only: str = ""
+    """Why nothing but temperature 1, top_p 1, top_k 0 can be sampled here; empty where more can be."""
+    distributions: tuple[str, ...] = ()
+    """Python distributions whose versions matter here, for `hetero-rl doctor`."""
+    engine_install: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Engine name to how its packages come onto this machine, for the message when they are missing."""
+
+    def process_environment(self, profile: str = DEFAULT_PROFILE) -> dict[str, str]:
+        """Variables of a worker process: the backend's, then those of its quirks, then those of the profile."""
+        chosen = self.profile(profile)
+        merged = dict(self.environment)
+        for quirk in self.quirks:
+            merged.update(quirk.environment)
+        return {**merged, **chosen.environment}
+
+    def engine_options(self, engine: str | None = None, profile: str = DEFAULT_PROFILE) -> dict[str, object]:
+        """Options of an engine by its own names: those of the quirks, then those of the profile; dicts are merged."""
+        name = engine or self.default_engine
+        merged: dict[str, object] = {}
+        for source in (
+            *(quirk.engine_options for quirk in self.quirks),
+            self.profile(profile).engine_options,
+        ):
+            for key, value in source.get(name, {}).items():
+                before = merged.get(key)
+                both = isinstance(before, Mapping) and isinstance(value, Mapping)
+                merged[key] = {**before, **value} if both else value  # type: ignore[dict-item]  # both are mappings
+        return merged
+
+    def profile(self, name: str) -> Profile:
+        """The profile of that name; raises ConfigError naming those there are."""
+        profiles = {
+            DEFAULT_PROFILE: Profile(description="Nothing beyond the backend's own environment."),
+            **self.profiles,
+        }
+        if name not in profiles:
+            raise ConfigError(
+                f"backend {self.name!r} has no profile {name!r}; it has {', '.join(sorted(profiles))}"
+            )
+        return profiles[name]
 
     def engine_class(self, name: str | None = None) -> Callable[[EngineSettings], Engine]:
         """The engine class of that name, or the default one; raises ConfigError naming those there are."""

@@ -11,7 +11,7 @@ All methods run on the worker's event loop; an engine that blocks does so on a t
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,10 @@ class EngineSettings:
     """Whether running completions end before new weights are loaded."""
     device: str = ""
     """Device such as "cuda:0", for engines that take one; empty leaves the engine's choice."""
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    """Options by the engine's own names, from the backend's profile and quirks; unknown ones are refused by the engine."""
+    emulate: str = ""
+    """Numerics of another chip to imitate, for engines that can; empty computes as the device does."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

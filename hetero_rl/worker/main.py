@@ -88,7 +88,7 @@ def run_worker(
         FencedError: Another process has taken the name.
     """
     backend = find_backend(backend_name)
-    for name, value in backend.environment.items():
+    for name, value in backend.process_environment(config.inference.worker.profile).items():
         os.environ.setdefault(name, value)
     options = WorkerOptions(
         hub_address=hub_address,
@@ -200,7 +200,7 @@ async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPo
     blobs = BlobCache(scratch, weights, link)
     own_path = options.config.inference.worker.model_path
     model_dir = await model_directory(run, own_path, cache_dir / "models", blobs)
-    settings = _engine_settings(options.config, model_dir)
+    settings = _engine_settings(options, model_dir)
     keeper = EngineKeeper(lambda: build_engine(settings), options.pacing.engine_restarts)
     await keeper.start()
     engine = keeper.engine
@@ -210,14 +210,17 @@ async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPo
     return _Started(session, WeightLoop(session, blobs), scratch)
 
 
-def _engine_settings(config: Config, model_dir: Path) -> EngineSettings:
-    worker = config.inference.worker
+def _engine_settings(options: WorkerOptions, model_dir: Path) -> EngineSettings:
+    worker = options.config.inference.worker
     return EngineSettings(
         model_dir=model_dir,
         dtype=worker.dtype,
         max_concurrent_sequences=worker.max_concurrent_sequences,
         threads=worker.threads,
         drain_before_update=worker.weight_update == "drain",
+        device=options.backend.torch_device,
+        options=options.backend.engine_options(options.engine_name, worker.profile),
+        emulate=worker.emulate or "",
     )
 
 

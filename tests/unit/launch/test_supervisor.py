@@ -14,6 +14,7 @@ from hetero_rl.launch.restart import RestartPolicy
 from hetero_rl.launch.rundir import RunDirectory, write_private
 from hetero_rl.launch.supervisor import Supervisor
 from hetero_rl.wire.messages import WorkerState
+from hetero_rl.worker.backend import Backend, DeviceReport
 
 STAND_IN = """
 import os, pathlib, signal, sys
@@ -55,6 +56,13 @@ class Fleet:
         return tuple(SimpleNamespace(state=state) for state in self.states)
 
 
+def _backend(name: str) -> Backend:
+    report = DeviceReport(available=True, devices=("one",), advice="")
+    return Backend(
+        name=name, vendor="x", description="", engines={}, default_engine="", detect=lambda: report
+    )
+
+
 @pytest.fixture
 def fleet():
     return Fleet()
@@ -80,7 +88,7 @@ def supervise(tmp_path, monkeypatch, fleet):
         supervisor = Supervisor(
             config,
             run,
-            backends={name: SimpleNamespace(environment={}) for name in config.inference.backends},
+            backends={name: _backend(name) for name in config.inference.backends},
             probe=fleet.probe,
             connect=lambda address: contextlib.nullcontext(fleet),
             on_failure=failures.put,
