@@ -20,7 +20,8 @@ from urllib.parse import quote
 from hetero_rl.errors import StorageError
 from hetero_rl.hub.stores.codec import decode
 from hetero_rl.hub.stores.connection import check_schema_version, storage_error
-from hetero_rl.hub.stores.records import RunRecord, RunState, VersionRow
+from hetero_rl.hub.stores.records import RunRecord, RunState, SyncRow, VersionRow
+from hetero_rl.hub.stores.sqlite_fleet import SELECT_SYNCS, sync_row
 from hetero_rl.wire.messages import (
     Disposition,
     FinishReason,
@@ -165,6 +166,12 @@ class JournalReader:
         for version, step, state_digest, abandoned, pruned, manifest in rows:
             row = VersionRow(version, step, state_digest, abandoned=bool(abandoned), pruned=bool(pruned))
             yield row, decode(WeightManifest, manifest)
+
+    def syncs(self) -> tuple[SyncRow, ...]:
+        """How workers came to weight versions, in the order in which the hub heard of it; empty in an older journal."""
+        if not self._rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'syncs'"):
+            return ()
+        return tuple(map(sync_row, self._rows(SELECT_SYNCS)))
 
     def samples(
         self, *, purpose: Purpose = Purpose.TRAIN, step: int | None = None, limit: int = 20

@@ -159,18 +159,20 @@ class SubmitResultsResponse(_message.Message):
     def __init__(self, duplicate: bool = ..., credits: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "lease_ids", "loaded_weight_version", "generated_tokens", "busy_seconds")
+    __slots__ = ("worker", "lease_ids", "loaded_weight_version", "generated_tokens", "busy_seconds", "weight_syncs")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     LOADED_WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_SYNCS_FIELD_NUMBER: _ClassVar[int]
     worker: WorkerIdentity
     lease_ids: _containers.RepeatedScalarFieldContainer[str]
     loaded_weight_version: int
     generated_tokens: int
     busy_seconds: float
-    def __init__(self, worker: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., lease_ids: _Optional[_Iterable[str]] = ..., loaded_weight_version: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., busy_seconds: _Optional[float] = ...) -> None: ...
+    weight_syncs: _containers.RepeatedCompositeFieldContainer[_weights_pb2.WeightSync]
+    def __init__(self, worker: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., lease_ids: _Optional[_Iterable[str]] = ..., loaded_weight_version: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., weight_syncs: _Optional[_Iterable[_Union[_weights_pb2.WeightSync, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("lost_lease_ids", "latest_weight_version", "state")

@@ -105,3 +105,29 @@ class WeightManifest(_message.Message):
     state_digest: str
     probe_card: ProbeCard
     def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., encoding: _Optional[_Union[WeightEncoding, str]] = ..., base_version: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobReference, _Mapping]]] = ..., state_digest: _Optional[str] = ..., probe_card: _Optional[_Union[ProbeCard, _Mapping]] = ...) -> None: ...
+
+class WeightSync(_message.Message):
+    __slots__ = ("weight_version", "from_version", "manifests", "fetched_bytes", "fetch_seconds", "decode_seconds", "verify_seconds", "pause_seconds", "total_seconds", "fallbacks", "relay_bypasses")
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FROM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    RELAY_BYPASSES_FIELD_NUMBER: _ClassVar[int]
+    weight_version: int
+    from_version: int
+    manifests: int
+    fetched_bytes: int
+    fetch_seconds: float
+    decode_seconds: float
+    verify_seconds: float
+    pause_seconds: float
+    total_seconds: float
+    fallbacks: int
+    relay_bypasses: int
+    def __init__(self, weight_version: _Optional[int] = ..., from_version: _Optional[int] = ..., manifests: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., fetch_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., pause_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., fallbacks: _Optional[int] = ..., relay_bypasses: _Optional[int] = ...) -> None: ...

@@ -15,6 +15,7 @@ from hetero_rl.weights.blobs import BLOB_BYTES, BlobFile, BlobWriter
 from hetero_rl.weights.digests import check_blob_file, digest_of_bytes, state_digest
 from hetero_rl.weights.manifest import check_manifest, raw_size
 from hetero_rl.weights.planes import decode_planes, encode_planes
+from hetero_rl.weights.seconds import StageSeconds
 from hetero_rl.weights.tensors import (
     data_type_of,
     distinct_tensors,
@@ -117,20 +118,24 @@ def encode_full(
     return EncodedVersion(manifest, writer.blobs)
 
 
-def stage_full(manifest: WeightManifest, paths: Sequence[Path]) -> StagedVersion:
+def stage_full(
+    manifest: WeightManifest, paths: Sequence[Path], seconds: StageSeconds | None = None
+) -> StagedVersion:
     """Checks a fetched raw full copy, every blob and every tensor, and gives it back ready to be loaded.
 
     Args:
         manifest: Encoding FULL_RAW.
         paths: The file of each blob, in the manifest's order.
+        seconds: Grows by the time of verifying.
 
     Raises:
         DamagedError: The manifest contradicts itself or bytes do not match their digest; names the blob or tensor.
     """
-    _check_fetched(manifest, paths, WeightEncoding.FULL_RAW)
     staged = StagedVersion(manifest, tuple(paths))
-    for entry, data in staged.raw():
-        _check_digest(manifest, entry, data)
+    with (seconds or StageSeconds()).verifying():
+        _check_fetched(manifest, paths, WeightEncoding.FULL_RAW)
+        for entry, data in staged.raw():
+            _check_digest(manifest, entry, data)
     return staged
 
 

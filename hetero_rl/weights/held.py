@@ -21,6 +21,7 @@ from hetero_rl.weights.delta import Changes, DeltaCoder, bits_of, compare_bits
 from hetero_rl.weights.digests import check_blob_file, digest_of_bytes, state_digest
 from hetero_rl.weights.full import StagedVersion
 from hetero_rl.weights.manifest import check_follows, check_manifest
+from hetero_rl.weights.seconds import StageSeconds
 from hetero_rl.weights.tensors import (
     NamedTensor,
     data_type_of,
@@ -71,12 +72,15 @@ class HeldWeights:
         for entry in self.manifest.tensors:
             yield entry.name, tensor_from_bytes(entry, self._data[entry.name])
 
-    def apply_delta(self, manifest: WeightManifest, paths: Sequence[Path]) -> None:
+    def apply_delta(
+        self, manifest: WeightManifest, paths: Sequence[Path], seconds: StageSeconds | None = None
+    ) -> None:
         """Moves to the version of a fetched delta, exactly once.
 
         Args:
             manifest: Encoding ULP_DELTA, against the version held.
             paths: The file of each blob, in the manifest's order.
+            seconds: Grows by the time of decoding and verifying.
 
         Raises:
             DamagedError: The delta does not follow what is held, or a blob is damaged: nothing was changed. Or a tensor
@@ -88,12 +92,14 @@ class HeldWeights:
                 f"version {manifest.version} is {manifest.encoding.name} with {len(manifest.blobs)} blobs; "
                 f"{len(paths)} files of a delta were to be applied"
             )
-        check_manifest(manifest)
-        check_follows(manifest, held)
-        for blob, path in zip(manifest.blobs, paths, strict=True):
-            check_blob_file(path, blob)
+        seconds = seconds or StageSeconds()
+        with seconds.verifying():
+            check_manifest(manifest)
+            check_follows(manifest, held)
+            for blob, path in zip(manifest.blobs, paths, strict=True):
+                check_blob_file(path, blob)
         self._manifest = None
-        self._apply(manifest, [map_file(path) for path in paths])
+        self._apply(manifest, [map_file(path) for path in paths], seconds)
         positions = {entry.name: entry for entry in held.tensors}
         self._manifest = dataclasses.replace(
             manifest,
@@ -105,20 +111,22 @@ class HeldWeights:
             ),
         )
 
-    def _apply(self, manifest: WeightManifest, blobs: Sequence[memoryview]) -> None:
+    def _apply(self, manifest: WeightManifest, blobs: Sequence[memoryview], seconds: StageSeconds) -> None:
         coder = DeltaCoder()
         for entry in manifest.tensors:
             blob = blobs[entry.blob_index] if entry.size else memoryview(b"")
             data = self._data[entry.name]
             try:
-                coder.decode(
-                    entry.data_type,
-                    bits_of(entry.data_type, data),
-                    blob[entry.offset : entry.offset + entry.size],
-                )
+                with seconds.decoding():
+                    coder.decode(
+                        entry.data_type,
+                        bits_of(entry.data_type, data),
+                        blob[entry.offset : entry.offset + entry.size],
+                    )
             except DamagedError as error:
                 raise DamagedError(f"tensor {entry.name!r} of version {manifest.version}: {error}") from error
-            found = digest_of_bytes(data) if entry.size else entry.base_digest
+            with seconds.verifying():
+                found = digest_of_bytes(data) if entry.size else entry.base_digest
             if found != entry.digest:
                 raise DamagedError(
                     f"tensor {entry.name!r} has digest {found} after the delta to version {manifest.version}, "

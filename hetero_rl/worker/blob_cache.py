@@ -30,6 +30,8 @@ class BlobCache:
         self._directory = directory
         self._port = port
         self._link = link
+        self.fetched_bytes = 0
+        """Bytes that came over the line so far."""
         directory.mkdir(parents=True, exist_ok=True)
 
     async def fetch(self, blob: BlobReference) -> Path:
@@ -70,6 +72,7 @@ class BlobCache:
                 async for chunk in self._port.fetch_blob(blob.digest, size):
                     target.write(chunk)
                     size += len(chunk)
+                    self.fetched_bytes += len(chunk)
                     if size > blob.size:
                         break
         if size < blob.size:

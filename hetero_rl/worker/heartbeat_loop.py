@@ -6,12 +6,16 @@ Shutdown: cancelled by the conductor, last of all loops, so that leases live whi
 """
 
 import asyncio
+import contextlib
 import logging
+from functools import partial
 
-from hetero_rl.wire.messages import Heartbeat, HeartbeatReply, WorkerState
+from hetero_rl.wire.messages import Heartbeat, HeartbeatReply, WeightSync, WorkerIdentity, WorkerState
 from hetero_rl.worker.session import Session
 
 __all__ = ["heartbeat_loop"]
+
+_SYNCS_PER_BEAT = 64  # what a heartbeat may report
 
 _logger = logging.getLogger(__name__)
 
@@ -19,20 +23,30 @@ _logger = logging.getLogger(__name__)
 async def heartbeat_loop(session: Session) -> None:
     """Runs until it is cancelled; raises what ends the worker."""
     while True:
-        reply = await session.link.call(
-            "heartbeat",
-            lambda identity: session.link.port.heartbeat(
-                Heartbeat(
-                    worker=identity,
-                    lease_ids=session.lease_ids,
-                    loaded_weight_version=session.gate.version,
-                    generated_tokens=session.keeper.generated_tokens,
-                    busy_seconds=session.keeper.busy_seconds,
-                )
-            ),
-        )
+        syncs = tuple(session.weight_syncs)[:_SYNCS_PER_BEAT]
+        reply = await session.link.call("heartbeat", partial(_beat, session, syncs))
+        _forget_reported(session, syncs)
         _hear(session, reply)
         await asyncio.sleep(session.link.grant.heartbeat_interval)
+
+
+async def _beat(session: Session, syncs: tuple[WeightSync, ...], identity: WorkerIdentity) -> HeartbeatReply:
+    return await session.link.port.heartbeat(
+        Heartbeat(
+            worker=identity,
+            lease_ids=session.lease_ids,
+            loaded_weight_version=session.gate.version,
+            generated_tokens=session.keeper.generated_tokens,
+            busy_seconds=session.keeper.busy_seconds,
+            weight_syncs=syncs,
+        )
+    )
+
+
+def _forget_reported(session: Session, syncs: tuple[WeightSync, ...]) -> None:
+    for sync in syncs:
+        with contextlib.suppress(ValueError):  # newer ones have pushed it out meanwhile
+            session.weight_syncs.remove(sync)
 
 
 def _hear(session: Session, reply: HeartbeatReply) -> None:

@@ -7,10 +7,17 @@ until the hub has them on disk or refused them. Heartbeats name both, so a lease
 import asyncio
 import dataclasses
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
-from hetero_rl.wire.messages import GenerateWork, Lease, RunDescription, ScoreBatch, TrajectoryBatch
+from hetero_rl.wire.messages import (
+    GenerateWork,
+    Lease,
+    RunDescription,
+    ScoreBatch,
+    TrajectoryBatch,
+    WeightSync,
+)
 from hetero_rl.wire.ports import WeightPort
 from hetero_rl.worker.engine_keeper import EngineKeeper
 from hetero_rl.worker.gate import ServingGate
@@ -22,6 +29,8 @@ __all__ = ["Parcel", "Session"]
 _logger = logging.getLogger(__name__)
 
 _BACKLOG = 4  # times the engine's capacity: finished completions that may wait for the hub before no more are asked for
+
+_UNREPORTED_SYNCS = 256  # a hub that is away for longer loses the oldest of these measurements
 
 _ASKING_SHARE = 4  # work is asked for once a quarter of the engine is free
 
@@ -63,6 +72,8 @@ class Session:
         self.gate = ServingGate()
         self.running: dict[str, asyncio.Task[None]] = {}
         self.unacknowledged: Counter[str] = Counter()
+        self.weight_syncs: deque[WeightSync] = deque(maxlen=_UNREPORTED_SYNCS)
+        """Versions that this worker came to and that no heartbeat has reported yet."""
         self.outbox: asyncio.Queue[Parcel] = asyncio.Queue()
         self.stopping = asyncio.Event()
         self.stop_reason = ""

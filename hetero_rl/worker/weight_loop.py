@@ -23,7 +23,7 @@ from hetero_rl.worker.session import Session
 from hetero_rl.worker.weight_stage import WeightStage
 
 if TYPE_CHECKING:
-    from hetero_rl.worker.weight_stage import Held
+    from hetero_rl.worker.weight_stage import Held, Progress
 
 __all__ = ["WeightLoop"]
 
@@ -41,6 +41,8 @@ class WeightLoop:
     def __init__(self, session: Session, cache: BlobCache) -> None:
         self._session = session
         self._stage = WeightStage(session, cache)
+        self._reported = 0
+        """Fallbacks of the stage that were reported."""
         self._unusable = 0
         """Newest version that could not be used; it is not tried again."""
 
@@ -74,7 +76,7 @@ class WeightLoop:
             return
         staged = await self._fetch(latest)
         if staged is not None:
-            await self._bring_in(staged)
+            await self._bring_in(staged, self._stage.progress)
 
     async def _newer_version(self) -> int | None:
         """A version above the one held; None when something else needs attention."""
@@ -109,8 +111,8 @@ class WeightLoop:
             await asyncio.sleep(self._session.pacing.first_delay)
             return None
 
-    async def _bring_in(self, staged: "Held") -> None:
-        """Loads a verified version and opens the gate when its probe card agrees."""
+    async def _bring_in(self, staged: "Held", progress: "Progress | None" = None) -> None:
+        """Loads a verified version and opens the gate when its probe card agrees; reports what its way has cost."""
         session, manifest = self._session, staged.manifest
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -124,11 +126,15 @@ class WeightLoop:
             if session.gate.version and not session.gate.quarantined:
                 session.gate.open(session.gate.version)
             return
+        pause = loop.time() - started
         self._stage.keep(staged)
-        _logger.info(
-            "version %d (step %d) loaded in %.3f s", manifest.version, manifest.step, loop.time() - started
-        )
+        _logger.info("version %d (step %d) loaded in %.3f s", manifest.version, manifest.step, pause)
         await self._probe(manifest)
+        if progress is not None:
+            fallbacks, self._reported = self._stage.fallbacks - self._reported, self._stage.fallbacks
+            session.weight_syncs.append(
+                progress.sync(manifest.version, pause=pause, fallbacks=fallbacks, relay_bypasses=0)
+            )
 
     async def _probe(self, manifest: WeightManifest) -> None:
         """Scores the probe card of the loaded version; opens the gate, or leaves it closed."""

@@ -9,15 +9,18 @@ full copy and the deltas since: a worker that starts again reads them from there
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from hetero_rl.errors import DamagedError
 from hetero_rl.weights.encodings import supported_encodings
 from hetero_rl.weights.full import StagedVersion, stage_full
-from hetero_rl.wire.messages import BlobReference, WeightEncoding, WeightManifest
+from hetero_rl.weights.seconds import StageSeconds
+from hetero_rl.wire.messages import BlobReference, WeightEncoding, WeightManifest, WeightSync
 from hetero_rl.worker.blob_cache import BlobCache
 from hetero_rl.worker.session import Session
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     # Verified files until the first delta comes, private memory over them afterwards.
     Held: TypeAlias = StagedVersion | HeldWeights
 
-__all__ = ["ENCODINGS", "WeightStage"]
+__all__ = ["ENCODINGS", "Progress", "WeightStage"]
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +38,58 @@ ENCODINGS = tuple(
     encoding for encoding in supported_encodings() if encoding is not WeightEncoding.FULL_PLANES
 )
 """Encodings of weight versions that a worker decodes."""
+
+
+class Progress:
+    """What the way to one version has cost so far. Seconds."""
+
+    def __init__(self, from_version: int) -> None:
+        self.from_version = from_version
+        """Version that the way began at; 0 once it has gone through a full copy."""
+        self.manifests = 0
+        self.fetched_bytes = 0
+        self.fetch = 0.0
+        self.stages = StageSeconds()
+        self._started = time.perf_counter()
+
+    @contextlib.contextmanager
+    def fetching(self, cache: BlobCache) -> Generator[None]:
+        """Adds the time and the bytes of what happens inside."""
+        started, before = time.perf_counter(), cache.fetched_bytes
+        try:
+            yield
+        finally:
+            self.fetch += time.perf_counter() - started
+            self.fetched_bytes += cache.fetched_bytes - before
+
+    def note(self, plan: Sequence[WeightManifest]) -> None:
+        """Counts the manifests of a plan that was fetched."""
+        self.manifests += len(plan)
+        if any(map(_is_full, plan)):
+            self.from_version = 0
+
+    def sync(self, version: int, *, pause: float, fallbacks: int, relay_bypasses: int) -> WeightSync:
+        """The report of a version that serves now.
+
+        Args:
+            version: The version.
+            pause: Seconds in which the engine did nothing but load.
+            fallbacks: Full copies that took the place of something damaged.
+            relay_bypasses: Times that the hub was asked in place of the relay.
+        """
+        return WeightSync(
+            weight_version=version,
+            from_version=self.from_version,
+            manifests=self.manifests,
+            fetched_bytes=self.fetched_bytes,
+            fetch_seconds=self.fetch,
+            decode_seconds=self.stages.decode,
+            verify_seconds=self.stages.verify,
+            pause_seconds=pause,
+            total_seconds=time.perf_counter() - self._started,
+            fallbacks=fallbacks,
+            relay_bypasses=relay_bypasses,
+        )
 
 
 class WeightStage:
@@ -53,6 +108,8 @@ class WeightStage:
         self.held: Held | None = None
         self.fallbacks = 0
         """How often something was damaged, so that the next version had to begin at a full copy."""
+        self.progress = Progress(0)
+        """Of the way that `advance` went last."""
 
     @property
     def version(self) -> int:
@@ -72,22 +129,27 @@ class WeightStage:
             RefusedError: The hub has no way to its latest version, or a blob is gone.
         """
         session, staged, version = self._session, None, self.version
+        self.progress = progress = Progress(version)
         while version < latest:
-            plan = await session.link.repeat(
-                "plan of weights",
-                lambda version=version: session.weights.get_plan(  # type: ignore[misc]  # a default binds the loop variable
-                    held_version=version, wanted_version=0, encodings=ENCODINGS
-                ),
-            )
+            with progress.fetching(self._cache):
+                plan = await session.link.repeat(
+                    "plan of weights",
+                    lambda version=version: session.weights.get_plan(  # type: ignore[misc]  # a default binds the loop variable
+                        held_version=version, wanted_version=0, encodings=ENCODINGS
+                    ),
+                )
+                paths = [[await self._cache.fetch(blob) for blob in manifest.blobs] for manifest in plan]
             if not plan:
                 break
-            staged = await self._follow(plan, staged or self.held)
+            staged = await self._follow(plan, paths, staged or self.held)
             version = staged.manifest.version
         return staged
 
-    async def _follow(self, plan: Sequence[WeightManifest], start: "Held | None") -> "Held":
-        """Fetches and goes through a plan."""
-        paths = [[await self._cache.fetch(blob) for blob in manifest.blobs] for manifest in plan]
+    async def _follow(
+        self, plan: Sequence[WeightManifest], paths: Sequence[Sequence[Path]], start: "Held | None"
+    ) -> "Held":
+        """Goes through a plan whose blobs are there."""
+        self.progress.note(plan)
         try:
             staged = await asyncio.to_thread(self._apply, plan, paths, start)
         except DamagedError as error:
@@ -111,13 +173,18 @@ class WeightStage:
         if self.held is staged:
             self.held = None
 
+    def _through(self, held: "Held | None", manifest: WeightManifest, files: Sequence[Path]) -> "Held":
+        if _is_full(manifest):
+            return stage_full(manifest, files, self.progress.stages)
+        return _applied(held, manifest, files, self.progress.stages)
+
     def _apply(
         self, plan: Sequence[WeightManifest], paths: Sequence[Sequence[Path]], held: "Held | None"
     ) -> "Held":
         """Goes through a plan; runs on a thread of its own."""
         for manifest, files in zip(plan, paths, strict=True):
             try:
-                held = stage_full(manifest, files) if _is_full(manifest) else _applied(held, manifest, files)
+                held = self._through(held, manifest, files)
             except DamagedError:
                 self._cache.forget(manifest.blobs)
                 raise
@@ -126,7 +193,9 @@ class WeightStage:
         return held
 
 
-def _applied(held: "Held | None", manifest: WeightManifest, files: Sequence[Path]) -> "HeldWeights":
+def _applied(
+    held: "Held | None", manifest: WeightManifest, files: Sequence[Path], seconds: StageSeconds
+) -> "HeldWeights":
     """The version of a delta. Bytes in memory are changed in place; files are left as they are."""
     from hetero_rl.weights.held import HeldWeights
 
@@ -135,7 +204,7 @@ def _applied(held: "Held | None", manifest: WeightManifest, files: Sequence[Path
             f"version {manifest.version} is a delta against {manifest.base_version}, but no version is held"
         )
     moved = HeldWeights.from_staged(held) if isinstance(held, StagedVersion) else held
-    moved.apply_delta(manifest, files)
+    moved.apply_delta(manifest, files, seconds)
     return moved
 
 

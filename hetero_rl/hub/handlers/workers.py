@@ -7,7 +7,7 @@ from hetero_rl.errors import FencedError, RefusedError
 from hetero_rl.hub.handlers.context import HubContext, Topic, WorkerReport
 from hetero_rl.hub.handlers.identity import current_worker, state_alive
 from hetero_rl.hub.handlers.leasing import expire_leases, release_leases
-from hetero_rl.hub.stores.records import ProbeRow, RunRecord, WorkerRow
+from hetero_rl.hub.stores.records import ProbeRow, RunRecord, SyncRow, WorkerRow
 from hetero_rl.wire.messages import (
     Heartbeat,
     HeartbeatReply,
@@ -128,9 +128,23 @@ def heartbeat(context: HubContext, beat: Heartbeat) -> HeartbeatReply:
         generated_tokens=beat.generated_tokens,
         busy_seconds=beat.busy_seconds,
     )
+    _note_syncs(context, beat)
     return HeartbeatReply(
         lost_lease_ids=tuple(lost), latest_weight_version=context.latest_version(), state=worker.state
     )
+
+
+def _note_syncs(context: HubContext, beat: Heartbeat) -> None:
+    """Journals how the worker came to weight versions; what went wrong on the way becomes an event."""
+    name, now = beat.worker.worker_name, context.clock.wall()
+    for sync in beat.weight_syncs:
+        row = SyncRow(worker_name=name, worker_epoch=beat.worker.worker_epoch, sync=sync, occurred_at=now)
+        if not context.store.add_sync(row):
+            continue  # the answer to the heartbeat before was lost
+        for kind, times in (("weights_damaged", sync.fallbacks), ("relay_bypassed", sync.relay_bypasses)):
+            if times:
+                context.store.count(kind, times)
+                context.event(kind, f"{times} times on the way to weight version {sync.weight_version}", name)
 
 
 def report_probe(

@@ -22,6 +22,7 @@ from hetero_rl.hub.stores.records import (
     StepCommit,
     StoredBatch,
     SubmissionId,
+    SyncRow,
     VersionRow,
     WorkerRow,
 )
@@ -275,6 +276,14 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
     @abstractmethod
     def probes(self, worker_name: str) -> tuple[ProbeRow, ...]:
         """Scored probe cards of a worker, oldest first."""
+
+    @abstractmethod
+    def add_sync(self, row: SyncRow) -> bool:
+        """Stores how a worker came to a version; False when that incarnation has reported the version before."""
+
+    @abstractmethod
+    def syncs(self) -> tuple[SyncRow, ...]:
+        """How workers came to versions, in the order in which the hub heard of it."""
 
     # --- what happened ----------------------------------------------------------------------------------------------
 

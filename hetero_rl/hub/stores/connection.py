@@ -13,7 +13,7 @@ from typing import Any
 
 from hetero_rl.errors import DamagedError, DiskFullError, HeteroRLError, StorageError
 from hetero_rl.hub.stores.base import ConflictError
-from hetero_rl.hub.stores.schema import SCHEMA, SCHEMA_VERSION
+from hetero_rl.hub.stores.schema import ADDED_TABLES, SCHEMA, SCHEMA_VERSION
 
 __all__ = ["JournalConnection", "check_schema_version", "storage_error"]
 
@@ -75,6 +75,7 @@ class JournalConnection:
         check_schema_version(version, self._path)
         if version == 0:
             self._connection.executescript(f"BEGIN;{SCHEMA};PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+        self._connection.executescript(f"BEGIN;{ADDED_TABLES};COMMIT;")
 
     def begin(self) -> None:
         """Opens a transaction."""

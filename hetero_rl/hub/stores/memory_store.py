@@ -22,6 +22,7 @@ from hetero_rl.hub.stores.records import (
     StepCommit,
     StoredBatch,
     SubmissionId,
+    SyncRow,
     VersionRow,
     WorkerRow,
 )
@@ -46,6 +47,7 @@ class _Tables:
     commits: list[StepCommit] = dataclasses.field(default_factory=list)
     workers: dict[str, WorkerRow] = dataclasses.field(default_factory=dict)
     probes: list[ProbeRow] = dataclasses.field(default_factory=list)
+    syncs: dict[tuple[str, int, int], SyncRow] = dataclasses.field(default_factory=dict)
     events: list[Event] = dataclasses.field(default_factory=list)
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -361,6 +363,15 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
     def probes(self, worker_name: str) -> tuple[ProbeRow, ...]:
         """See `HubStore`."""
         return tuple(probe for probe in self._tables.probes if probe.worker_name == worker_name)
+
+    def add_sync(self, row: SyncRow) -> bool:
+        """See `HubStore`."""
+        key = (row.worker_name, row.worker_epoch, row.sync.weight_version)
+        return self._tables.syncs.setdefault(key, row) is row
+
+    def syncs(self) -> tuple[SyncRow, ...]:
+        """See `HubStore`."""
+        return tuple(self._tables.syncs.values())
 
     def add_event(self, occurred_at: float, kind: str, worker_name: str, message: str) -> None:
         """See `HubStore`."""

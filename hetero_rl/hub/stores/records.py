@@ -13,6 +13,7 @@ from hetero_rl.wire.messages import (
     SequenceOutcome,
     TrajectoryBatch,
     WeightManifest,
+    WeightSync,
     WorkerState,
 )
 
@@ -193,6 +194,17 @@ class ProbeRow:
     occurred_at: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRow:
+    """How a worker came to a weight version."""
+
+    worker_name: str
+    worker_epoch: int
+    sync: WeightSync
+    occurred_at: float
+    """When the hub heard of it, seconds since the epoch."""
+
+
 __all__ = [
     "GroupRow",
     "GroupState",
@@ -206,6 +218,7 @@ __all__ = [
     "StepCommit",
     "StoredBatch",
     "SubmissionId",
+    "SyncRow",
     "VersionRow",
     "WeightManifest",
     "WorkerRow",

@@ -1,11 +1,11 @@
 """Tables of the journal, and its version.
 
-One SQLite file per run. Rows of `groups`, `submissions`, `sequences`, `steps`, `outcomes`, `versions`, `probes` and `events`
+One SQLite file per run. Rows of `groups`, `submissions`, `sequences`, `steps`, `outcomes`, `versions`, `probes`, `syncs` and `events`
 stay for ever; bulk (`columns`, prompts, trainer log-probabilities, weight blobs) is pruned behind the oldest checkpoint,
 except for the reservoir in `retained`.
 """
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION"]
+__all__ = ["ADDED_TABLES", "SCHEMA", "SCHEMA_VERSION"]
 
 SCHEMA_VERSION = 1
 
@@ -185,3 +185,16 @@ CREATE TABLE events (
 
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """
+
+ADDED_TABLES = """
+CREATE TABLE IF NOT EXISTS syncs (
+    sync_id INTEGER PRIMARY KEY,
+    worker_name TEXT NOT NULL,
+    worker_epoch INTEGER NOT NULL,
+    weight_version INTEGER NOT NULL,
+    occurred_at REAL NOT NULL,          -- seconds since the epoch, when the hub heard of it
+    sync TEXT NOT NULL,                 -- WeightSync as JSON
+    UNIQUE (worker_name, worker_epoch, weight_version)
+) STRICT;
+"""
+"""Tables that came after the first journals of this version: made whenever a hub opens one, so that older runs go on."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from hetero_rl.hub.stores.base import HubStore
 from hetero_rl.hub.stores.codec import decode, encode
 from hetero_rl.hub.stores.connection import JournalConnection, Row
-from hetero_rl.hub.stores.records import ProbeRow, WorkerRow
+from hetero_rl.hub.stores.records import ProbeRow, SyncRow, WorkerRow
 from hetero_rl.wire.columns import Float32Bytes
-from hetero_rl.wire.messages import Event, JoinRequest, ProbeResult, WorkerState
+from hetero_rl.wire.messages import Event, JoinRequest, ProbeResult, WeightSync, WorkerState
 
-__all__ = ["FleetTables"]
+__all__ = ["SELECT_SYNCS", "FleetTables", "sync_row"]
 
 _SELECT_WORKER = (
     "SELECT request, worker_epoch, state, state_reason, completions, last_probe, must_pass_probe, draining, "
@@ -22,6 +22,7 @@ SELECT worker_name, worker_epoch, numerics_id, accepted, occurred_at, weight_ver
     max_absolute_difference, mean_difference, tokens, log_probs
 FROM probes WHERE worker_name = ? ORDER BY probe_id
 """
+SELECT_SYNCS = "SELECT worker_name, worker_epoch, occurred_at, sync FROM syncs ORDER BY sync_id"
 
 
 def _worker_row(row: Row) -> WorkerRow:
@@ -57,8 +58,15 @@ def _probe_row(row: Row) -> ProbeRow:
     )
 
 
+def sync_row(row: Row) -> SyncRow:
+    """One row of `SELECT_SYNCS`."""
+    return SyncRow(
+        worker_name=row[0], worker_epoch=row[1], occurred_at=row[2], sync=decode(WeightSync, row[3])
+    )
+
+
 class FleetTables(HubStore):
-    """Tables `workers`, `probes`, `events` and `counters`."""
+    """Tables `workers`, `probes`, `syncs`, `events` and `counters`."""
 
     _journal: JournalConnection
 
@@ -120,6 +128,21 @@ class FleetTables(HubStore):
     def probes(self, worker_name: str) -> tuple[ProbeRow, ...]:
         """See `HubStore`."""
         return tuple(map(_probe_row, self._journal.rows(_SELECT_PROBES, (worker_name,))))
+
+    def add_sync(self, row: SyncRow) -> bool:
+        """See `HubStore`."""
+        values = (
+            row.worker_name,
+            row.worker_epoch,
+            row.sync.weight_version,
+            row.occurred_at,
+            encode(row.sync),
+        )
+        return self._journal.update("INSERT OR IGNORE INTO syncs VALUES (NULL, ?, ?, ?, ?, ?)", values) == 1
+
+    def syncs(self) -> tuple[SyncRow, ...]:
+        """See `HubStore`."""
+        return tuple(map(sync_row, self._journal.rows(SELECT_SYNCS)))
 
     def add_event(self, occurred_at: float, kind: str, worker_name: str, message: str) -> None:
         """See `HubStore`."""

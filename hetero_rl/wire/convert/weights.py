@@ -1,5 +1,6 @@
 """Weight versions, probe cards and blobs: proto <-> frozen values."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from hetero_rl.v1 import weights_pb2
@@ -17,6 +18,7 @@ from hetero_rl.wire.messages import (
     TensorEntry,
     WeightEncoding,
     WeightManifest,
+    WeightSync,
 )
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "probe_result_to_proto",
     "weight_encodings_from_proto",
     "weight_encodings_to_proto",
+    "weight_sync_from_proto",
+    "weight_sync_to_proto",
 ]
 
 
@@ -186,4 +190,32 @@ def manifest_from_proto(message: weights_pb2.WeightManifest) -> WeightManifest:
         blobs=tuple(blob_from_proto(blob) for blob in message.blobs),
         state_digest=message.state_digest,
         probe_card=card,
+    )
+
+
+_SYNC_SECONDS = ("fetch_seconds", "decode_seconds", "verify_seconds", "pause_seconds", "total_seconds")
+
+
+def weight_sync_to_proto(sync: WeightSync) -> weights_pb2.WeightSync:
+    """Packs how a worker came to a version."""
+    return weights_pb2.WeightSync(**dataclasses.asdict(sync))
+
+
+def weight_sync_from_proto(message: weights_pb2.WeightSync) -> WeightSync:
+    """Unpacks how a worker came to a version; refuses times that are not finite or below 0."""
+    seconds = {field: fields.finite_of(message, field) for field in _SYNC_SECONDS}
+    for field, value in seconds.items():
+        if value < 0:
+            raise invalid(fields.name_of(message, field), f"is {value}, expected seconds of 0 or more")
+    version = fields.count_of(message, "weight_version", 1)
+    if version >= 2**63:
+        raise invalid("WeightSync.weight_version", f"is {version}, expected less than 2^63")
+    return WeightSync(
+        weight_version=version,
+        from_version=message.from_version,
+        manifests=message.manifests,
+        fetched_bytes=message.fetched_bytes,
+        fallbacks=message.fallbacks,
+        relay_bypasses=message.relay_bypasses,
+        **seconds,
     )

@@ -9,6 +9,7 @@ from hetero_rl.wire.convert.trajectories import (
     score_batch_to_proto,
     trajectory_batch_from_proto,
 )
+from hetero_rl.wire.convert.weights import weight_sync_from_proto, weight_sync_to_proto
 from hetero_rl.wire.convert.work import lease_from_proto, lease_to_proto
 from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
@@ -30,6 +31,7 @@ from hetero_rl.wire.messages import (
 )
 
 __all__ = [
+    "MAX_WEIGHT_SYNCS",
     "capabilities_from_proto",
     "capabilities_to_proto",
     "heartbeat_from_proto",
@@ -53,6 +55,9 @@ __all__ = [
     "submission_from_proto",
     "submission_to_proto",
 ]
+
+MAX_WEIGHT_SYNCS = 64
+"""Most versions that one heartbeat reports."""
 
 
 def identity_to_proto(worker: WorkerIdentity) -> rollout_service_pb2.WorkerIdentity:
@@ -289,18 +294,26 @@ def heartbeat_to_proto(heartbeat: Heartbeat) -> rollout_service_pb2.HeartbeatReq
         loaded_weight_version=heartbeat.loaded_weight_version,
         generated_tokens=heartbeat.generated_tokens,
         busy_seconds=heartbeat.busy_seconds,
+        weight_syncs=[weight_sync_to_proto(sync) for sync in heartbeat.weight_syncs],
     )
 
 
 def heartbeat_from_proto(message: rollout_service_pb2.HeartbeatRequest) -> Heartbeat:
     """Unpacks signs of life."""
     fields.require(message, "worker")
+    if len(message.weight_syncs) > MAX_WEIGHT_SYNCS:
+        raise invalid(
+            "HeartbeatRequest.weight_syncs",
+            f"has {len(message.weight_syncs)} entries, at most {MAX_WEIGHT_SYNCS} fit",
+            "TOO_LARGE",
+        )
     return Heartbeat(
         worker=identity_from_proto(message.worker),
         lease_ids=tuple(message.lease_ids),
         loaded_weight_version=message.loaded_weight_version,
         generated_tokens=message.generated_tokens,
         busy_seconds=fields.finite_of(message, "busy_seconds"),
+        weight_syncs=tuple(weight_sync_from_proto(sync) for sync in message.weight_syncs),
     )
 
 

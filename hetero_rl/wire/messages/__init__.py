@@ -47,6 +47,7 @@ from hetero_rl.wire.messages.weights import (
     TensorEntry,
     WeightEncoding,
     WeightManifest,
+    WeightSync,
 )
 from hetero_rl.wire.messages.work import (
     GenerateWork,
@@ -106,6 +107,7 @@ __all__ = [
     "VersionSpan",
     "WeightEncoding",
     "WeightManifest",
+    "WeightSync",
     "WorkerIdentity",
     "WorkerState",
     "WorkerSummary",

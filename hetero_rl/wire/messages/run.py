@@ -4,7 +4,7 @@ import dataclasses
 import enum
 
 from hetero_rl.wire.messages.trajectories import ScoreBatch, TrajectoryBatch
-from hetero_rl.wire.messages.weights import ModelFile
+from hetero_rl.wire.messages.weights import ModelFile, WeightSync
 from hetero_rl.wire.messages.work import Lease, SamplingParameters
 from hetero_rl.wire.messages.workers import (
     Capabilities,
@@ -156,6 +156,8 @@ class Heartbeat:
     loaded_weight_version: int
     generated_tokens: int
     busy_seconds: float
+    weight_syncs: tuple[WeightSync, ...] = ()
+    """Versions that the worker came to and has not reported yet, oldest first."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ __all__ = [
     "TensorEntry",
     "WeightEncoding",
     "WeightManifest",
+    "WeightSync",
 ]
 
 
@@ -118,3 +119,26 @@ class WeightManifest:
     """SHA-256 over the tensors' names and digests in order."""
     base_version: int = 0
     probe_card: ProbeCard | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSync:
+    """How a worker came to a weight version; seconds by its own clock."""
+
+    weight_version: int
+    from_version: int
+    """The version it went on from; 0 began with a full copy."""
+    manifests: int
+    fetched_bytes: int
+    """Bytes of blobs that came over the line."""
+    fetch_seconds: float
+    decode_seconds: float
+    verify_seconds: float
+    pause_seconds: float
+    """The engine loaded the weights and did nothing else."""
+    total_seconds: float
+    """From learning of the version to serving it."""
+    fallbacks: int = 0
+    """Times since the sync before that something was damaged and a full copy took its place."""
+    relay_bypasses: int = 0
+    """Times since the sync before that the relay did not answer and the hub was asked."""

@@ -4,11 +4,13 @@ import dataclasses
 
 from hetero_rl.hub.stores.records import (
     ProbeRow,
+    SyncRow,
     WorkerRow,
 )
 from hetero_rl.wire.columns import float32_column
 from hetero_rl.wire.messages import (
     ProbeResult,
+    WeightSync,
     WorkerState,
 )
 
@@ -59,6 +61,26 @@ class TestFleet:
         store.add_probe(probe)
         assert store.probes("w1") == (probe,)
         assert store.probes("w2") == ()
+
+    def test_a_sync_is_kept_once_for_each_incarnation(self, store):
+        sync = WeightSync(
+            weight_version=2,
+            from_version=1,
+            manifests=1,
+            fetched_bytes=7,
+            fetch_seconds=0.5,
+            decode_seconds=0.25,
+            verify_seconds=0.125,
+            pause_seconds=0.0625,
+            total_seconds=1.0,
+            fallbacks=1,
+        )
+        row = SyncRow(worker_name="w1", worker_epoch=1, sync=sync, occurred_at=1.5)
+        other = dataclasses.replace(row, worker_epoch=2)
+        assert store.add_sync(row)
+        assert not store.add_sync(dataclasses.replace(row, occurred_at=2.5))
+        assert store.add_sync(other)
+        assert store.syncs() == (row, other)
 
     def test_events_are_numbered_from_one(self, store):
         for number in (1, 2, 3):

@@ -22,6 +22,7 @@ from hetero_rl.wire.messages import (
     NoWorkReason,
     ProbeResult,
     SamplingParameters,
+    WeightSync,
     WorkerIdentity,
     WorkerState,
 )
@@ -129,6 +130,37 @@ class TestLiveness:
         assert summary.loaded_weight_version == 1
         hub.clock.advance(3)
         assert hub(list_workers, include_gone=False)[0].silence == 3
+
+    def test_what_a_version_took_a_worker_is_journaled_once_and_its_trouble_told(self, hub):
+        worker = hub.open()
+        sync = WeightSync(
+            weight_version=1,
+            from_version=0,
+            manifests=1,
+            fetched_bytes=8,
+            fetch_seconds=0.5,
+            decode_seconds=0.0,
+            verify_seconds=0.25,
+            pause_seconds=0.125,
+            total_seconds=1.0,
+            fallbacks=2,
+            relay_bypasses=1,
+        )
+        beat = Heartbeat(
+            worker=worker,
+            lease_ids=(),
+            loaded_weight_version=1,
+            generated_tokens=0,
+            busy_seconds=0.0,
+            weight_syncs=(sync,),
+        )
+        hub(heartbeat, beat)
+        hub(heartbeat, beat)
+        (row,) = hub.store.syncs()
+        assert (row.worker_name, row.worker_epoch, row.sync) == ("w1", 1, sync)
+        assert kinds(hub)[-2:] == ["weights_damaged", "relay_bypassed"]
+        counters = hub.store.counters()
+        assert (counters["weights_damaged"], counters["relay_bypassed"]) == (2, 1)
 
     def test_a_thawed_worker_is_alive_again_without_its_leases(self, hub):
         worker = hub.open()

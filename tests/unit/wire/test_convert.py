@@ -31,7 +31,7 @@ ids = st.integers(-(2**31), 2**31 - 1)
 
 DURATIONS = {
     "time_to_live", "generation_seconds", "lease_duration", "heartbeat_interval", "dead_after", "silence", "uptime",
-    "occurred_at",
+    "occurred_at", "fetch_seconds", "decode_seconds", "verify_seconds", "pause_seconds", "total_seconds",
 }  # fmt: skip
 
 

@@ -66,6 +66,22 @@ async def test_the_model_comes_from_the_hub_and_its_digests_go_into_join(hub, fl
     assert {path.name for path in model_dir.iterdir()} == {"config.json", "vocab.txt"}
 
 
+async def test_heartbeats_tell_what_a_version_took(hub, fleet):
+    hub.complete_when_done = False
+    await hub.publish(1)
+    running = asyncio.create_task(fleet.serve())
+    await hub.until(lambda: any(beat.weight_syncs for beat in hub.beats))
+    told = len(hub.beats)
+    await hub.until(lambda: len(hub.beats) > told + 3)
+    hub.complete_when_done = True
+    await running
+    (sync,) = [sync for beat in hub.beats for sync in beat.weight_syncs]
+    assert (sync.weight_version, sync.from_version, sync.manifests) == (1, 0, 1)
+    assert sync.fetched_bytes == sum(blob.size for blob in hub.versions[1].blobs)
+    stages = (sync.fetch_seconds, sync.decode_seconds, sync.verify_seconds, sync.pause_seconds)
+    assert 0 < sum(stages) < sync.total_seconds
+
+
 async def test_no_work_is_asked_for_before_the_first_version(hub, fleet):
     hub.add_groups(1)
     running = asyncio.create_task(fleet.serve())
