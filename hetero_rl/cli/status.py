@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from hetero_rl.cli.options import HubAddress, JsonOutput, Overrides
+from hetero_rl.cli.options import Credentials, HubAddress, JsonOutput, Overrides, credential_flags
 from hetero_rl.errors import UnreachableError
 from hetero_rl.launch.hub_access import client_config, connect_fleet, find_run, hub_of
 from hetero_rl.launch.rundir import RunDirectory
@@ -35,12 +35,15 @@ def status(
     ] = None,
     as_json: JsonOutput = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
+    credentials: Credentials = None,
     overrides: Overrides = None,
 ) -> None:
     """Show hub, workers, weight versions and queues of a running job; exit code 1 when none is running."""
     directory = find_run(run) if hub is None else None
     try:
-        _show(hub, directory, overrides or (), as_json=as_json, watch=watch)
+        _show(
+            hub, directory, [*(overrides or ()), *credential_flags(credentials)], as_json=as_json, watch=watch
+        )
     except UnreachableError:
         if directory is None:
             raise

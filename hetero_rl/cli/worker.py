@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hetero_rl.cli.logs import log_to_stderr
-from hetero_rl.cli.options import ConfigFiles, EndWithParent, Overrides
+from hetero_rl.cli.options import ConfigFiles, Credentials, EndWithParent, Overrides, credential_flags
 from hetero_rl.config import load_config
 from hetero_rl.errors import ConfigError
 from hetero_rl.launch.checks import split_address
@@ -28,11 +28,12 @@ def worker(
     engine: Annotated[
         str | None, typer.Option("--engine", help="Engine of the backend; its own choice if not given.")
     ] = None,
+    credentials: Credentials = None,
     overrides: Overrides = None,
     end_with_parent: EndWithParent = False,
 ) -> None:
     """Generate for a hub until its run is complete; SIGTERM or Ctrl-C drain, twice leaves at once."""
-    config = load_config(files or (), overrides or ())
+    config = load_config(files or (), [*(overrides or ()), *credential_flags(credentials)])
     address = hub or config.hub.address
     if address is None:
         raise ConfigError("name the hub to work for with --hub HOST:PORT; `hetero-rl status` shows a run's")

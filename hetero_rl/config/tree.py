@@ -273,18 +273,30 @@ class PlacementConfig(Section):
 
 
 class SecurityConfig(Section):
-    """Transport security. All three paths or none."""
+    """Transport security: bundles of `hetero-rl certs`, or certificates of your own; nothing is plaintext on loopback."""
 
+    credentials: Path | None = None
+    """Bundle that this process shows to the hub."""
+    hub_credentials: Path | None = None
+    """Bundle that a hub shows; None takes `credentials`."""
+    registry: Path | None = None
+    """For a hub: the file of `hetero-rl certs` that knows tokens and revocations."""
     certificate_authority: Path | None = None
     certificate: Path | None = None
+    """Own certificate instead of a bundle; names its holder as hetero-rl://ROLE/NAME."""
     private_key: Path | None = None
     insecure: bool = False
     """Listen on a non-loopback address without TLS. Anyone who reaches the port can then change the run."""
 
     @property
     def enabled(self) -> bool:
-        """Whether TLS is on."""
-        return self.certificate is not None
+        """Whether calls to the hub use TLS."""
+        return self.certificate is not None or self.credentials is not None
+
+    @property
+    def serves_tls(self) -> bool:
+        """Whether a hub with these settings speaks TLS."""
+        return self.enabled or self.hub_credentials is not None
 
     @model_validator(mode="after")
     def _all_or_none(self) -> "SecurityConfig":
@@ -293,6 +305,8 @@ class SecurityConfig(Section):
             raise ValueError(
                 "give certificate_authority, certificate and private_key together, or none of them"
             )
+        if any(paths) and (self.credentials or self.hub_credentials):
+            raise ValueError("give a credentials bundle or certificate files, not both")
         return self
 
 

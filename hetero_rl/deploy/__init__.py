@@ -1,1 +1,1 @@
-"""Getting a worker onto another machine: what containers need, as data. Imports neither torch nor grpc."""
+"""What a deployment needs besides the programs: the needs of containers, certificates and credentials."""

@@ -13,6 +13,7 @@ the address file goes. A call that was not answered was not acknowledged, so its
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 from collections.abc import AsyncGenerator
@@ -25,10 +26,12 @@ import grpc.aio
 from hetero_rl.config.tree import Config, SecurityConfig
 from hetero_rl.errors import ConfigError, HeteroRLError, StorageError
 from hetero_rl.hub.blobs import BlobStore, LocalBlobStore
+from hetero_rl.hub.callers import Callers
 from hetero_rl.hub.clock import SystemClock
 from hetero_rl.hub.core import HubCore
 from hetero_rl.hub.handlers.context import HubContext, HubSettings
 from hetero_rl.hub.handlers.workers import sweep
+from hetero_rl.hub.servicers.authorization import Authorization
 from hetero_rl.hub.servicers.calls import TolerantDecoding
 from hetero_rl.hub.servicers.fleet import FleetServicer
 from hetero_rl.hub.servicers.health import HealthServicer
@@ -117,9 +120,13 @@ async def running_hub(
 async def _start_server(
     core: HubCore, blobs: BlobStore, settings: HubSettings, listen: str, security: SecurityConfig
 ) -> tuple[grpc.aio.Server, str]:
+    credentials = server_credentials(security)
+    interceptors: tuple[grpc.aio.ServerInterceptor, ...] = (TolerantDecoding(),)
+    if credentials is not None:
+        interceptors = (Authorization(Callers(security.registry)), *interceptors)
     server = grpc.aio.server(
         options=server_options(settings.max_message_bytes),
-        interceptors=(TolerantDecoding(),),
+        interceptors=interceptors,
         maximum_concurrent_rpcs=_MOST_CONCURRENT_CALLS,
     )
     limit = settings.max_message_bytes
@@ -130,7 +137,6 @@ async def _start_server(
     weight_service_pb2_grpc.add_WeightServiceServicer_to_server(WeightServicer(core, blobs), server)
     fleet_service_pb2_grpc.add_FleetServiceServicer_to_server(FleetServicer(core), server)
     server.add_generic_rpc_handlers((HealthServicer(core).handler(),))
-    credentials = server_credentials(security)
     try:
         if credentials is None:
             port = server.add_insecure_port(listen)
@@ -142,7 +148,18 @@ async def _start_server(
             "choose another, or port 0 for any free one"
         ) from error
     await server.start()
-    return server, f"{listen.rpartition(':')[0]}:{port}"
+    return server, f"{_dialed_host(listen.rpartition(':')[0])}:{port}"
+
+
+def _dialed_host(host: str) -> str:
+    """The host under which this machine reaches what listens on `host`; a wildcard is no name to verify."""
+    try:
+        wildcard = not host or ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return host
+    if not wildcard:
+        return host
+    return "[::1]" if host.startswith("[") else "127.0.0.1"
 
 
 async def _sweep_forever(core: HubCore, seconds: float) -> None:

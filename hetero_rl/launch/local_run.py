@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from hetero_rl.config import Config
 from hetero_rl.errors import HeteroRLError
+from hetero_rl.files import write_whole
 from hetero_rl.launch.checks import STARTER
 from hetero_rl.launch.hub_access import connect_fleet, probe_hub
 from hetero_rl.launch.interrupts import Interrupts
-from hetero_rl.launch.rundir import RunDirectory, write_private
+from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.launch.supervisor import Supervisor
 from hetero_rl.observe.sink import ViewSink
 from hetero_rl.observe.summary import RunResult, result_of
@@ -71,7 +72,7 @@ class LocalRun:
     def execute(self) -> RunResult:
         """Runs it; raises what made going on pointless."""
         self.run.prepare()
-        write_private(self.run.config, self._config.model_dump_json(indent=2) + "\n")
+        write_whole(self.run.config, self._config.model_dump_json(indent=2) + "\n")
         with Interrupts(self._drain, self._abort), self._supervisor:
             try:
                 result = self._train(self._model_directory())

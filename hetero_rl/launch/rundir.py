@@ -1,10 +1,9 @@
 """Where everything of a run lies on disk."""
 
 import dataclasses
-import os
 from pathlib import Path
 
-__all__ = ["RunDirectory", "write_private"]
+__all__ = ["RunDirectory"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,15 +65,3 @@ class RunDirectory:
         """Creates what processes write into; only this user may look inside."""
         for directory in (self.root, self.hub, self.logs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file of mode 0600 in one piece: readers see the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

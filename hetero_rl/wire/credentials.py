@@ -1,45 +1,135 @@
 """Mutual TLS or plaintext: credentials from the security settings, and which listen addresses they allow."""
 
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
 from hetero_rl.config.tree import SecurityConfig
 from hetero_rl.errors import ConfigError
+from hetero_rl.wire.bundle import read_bundle
 from hetero_rl.wire.channels import is_loopback
 
 __all__ = ["channel_credentials", "check_listen_address", "server_credentials"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """What one side shows in a handshake, and whom it believes. PEM bytes."""
+
+    authority: bytes
+    certificate: bytes
+    private_key: bytes
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return "_Identity(<redacted>)"
 
 
 def channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials | None:
     """Credentials that a worker, trainer or CLI shows to the hub; None for plaintext.
 
     Raises:
-        ConfigError: A file cannot be read.
+        ConfigError: A file cannot be read, or the certificate has ended.
     """
-    if security.certificate_authority is None or security.certificate is None or security.private_key is None:
+    identity = _identity(security, security.credentials)
+    if identity is None:
         return None
-    return grpc.ssl_channel_credentials(
-        root_certificates=_read(security.certificate_authority, "security.certificate_authority"),
-        private_key=_read(security.private_key, "security.private_key"),
-        certificate_chain=_read(security.certificate, "security.certificate"),
+    transport = grpc.ssl_channel_credentials(
+        root_certificates=identity.authority,
+        private_key=identity.private_key,
+        certificate_chain=identity.certificate,
     )
+    if not identity.token:
+        return transport
+    return grpc.composite_channel_credentials(transport, grpc.access_token_call_credentials(identity.token))
 
 
 def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | None:
     """Credentials of the hub, which asks every caller for a certificate of the same authority; None for plaintext.
 
+    The files are looked at again at each handshake, so a certificate is replaced without stopping the hub.
+
     Raises:
-        ConfigError: A file cannot be read.
+        ConfigError: A file cannot be read, or the certificate has ended.
     """
+    bundle = security.hub_credentials or security.credentials
+    identity = _identity(security, bundle)
+    if identity is None:
+        return None
+    paths = (
+        [bundle] if bundle else [security.certificate_authority, security.certificate, security.private_key]
+    )
+    watched = [path for path in paths if path is not None]
+    reload = _Reload(watched, lambda: _identity(security, bundle))
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(identity),
+        reload.changed_configuration,  # type: ignore[arg-type]  # None is documented: unchanged
+        require_client_authentication=True,
+    )
+
+
+class _Reload:
+    """The certificate again when its files changed. gRPC asks at each handshake, from threads of its own."""
+
+    def __init__(self, paths: list[Path], read: Callable[[], _Identity | None]) -> None:
+        self._paths = paths
+        self._read = read
+        self._lock = threading.Lock()
+        self._stamp = _stamp(paths)
+
+    def changed_configuration(self) -> grpc.ServerCertificateConfiguration | None:
+        """The new configuration; None while nothing changed, and while what is there cannot be used."""
+        with self._lock:
+            stamp = _stamp(self._paths)
+            if stamp == self._stamp:
+                return None
+            try:
+                identity = self._read()
+            except ConfigError as error:
+                _logger.warning("the hub keeps its former certificate: %s", error)
+                return None
+            self._stamp = stamp
+            return None if identity is None else _configuration(identity)
+
+
+def _stamp(paths: list[Path]) -> list[tuple[int, int, int]]:
+    stamps = []
+    for path in paths:
+        try:
+            status = path.stat()
+            stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            stamps.append((0, 0, 0))
+    return stamps
+
+
+def _configuration(identity: _Identity) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(identity.private_key, identity.certificate)], root_certificates=identity.authority
+    )
+
+
+def _identity(security: SecurityConfig, bundle: Path | None) -> _Identity | None:
+    if bundle is not None:
+        held = read_bundle(bundle)
+        return _Identity(
+            held.certificate_authority.encode(),
+            held.certificate.encode(),
+            held.private_key.encode(),
+            held.token,
+        )
     if security.certificate_authority is None or security.certificate is None or security.private_key is None:
         return None
-    private_key = _read(security.private_key, "security.private_key")
-    certificate = _read(security.certificate, "security.certificate")
-    return grpc.ssl_server_credentials(
-        [(private_key, certificate)],
-        root_certificates=_read(security.certificate_authority, "security.certificate_authority"),
-        require_client_auth=True,
+    return _Identity(
+        _read(security.certificate_authority, "security.certificate_authority"),
+        _read(security.certificate, "security.certificate"),
+        _read(security.private_key, "security.private_key"),
     )
 
 
@@ -53,12 +143,12 @@ def check_listen_address(address: str, security: SecurityConfig) -> None:
     Raises:
         ConfigError: The address is not loopback, TLS is off and `security.insecure` is not set.
     """
-    if security.enabled or security.insecure or is_loopback(address):
+    if security.serves_tls or security.insecure or is_loopback(address):
         return
     raise ConfigError(
-        f"hub.listen is {address!r}, which other machines can reach, and TLS is off: set security.certificate_authority,"
-        " security.certificate and security.private_key, listen on 127.0.0.1, or set security.insecure = true if the"
-        " network itself keeps strangers out"
+        f"hub.listen is {address!r}, which other machines can reach, and TLS is off: set security.hub_credentials to a"
+        " bundle of `hetero-rl certs issue --role hub`, listen on 127.0.0.1, or type --insecure if the network itself"
+        " keeps strangers out"
     )
 
 

@@ -8,10 +8,11 @@ from hetero_rl.hub.handlers.leasing import lease_work
 from hetero_rl.hub.handlers.results import submit_results
 from hetero_rl.hub.handlers.runs import describe_run
 from hetero_rl.hub.handlers.workers import heartbeat, join, leave, report_probe
+from hetero_rl.hub.servicers.authorization import check_acts_as
 from hetero_rl.hub.servicers.calls import RpcContext, poll, refusing, unpack
 from hetero_rl.v1 import rollout_service_pb2 as pb
 from hetero_rl.wire.convert import fields, run, weights, workers
-from hetero_rl.wire.messages import LeaseGrant, NoWorkReason
+from hetero_rl.wire.messages import LeaseGrant, NoWorkReason, WorkerIdentity
 
 __all__ = ["RolloutServicer"]
 
@@ -41,13 +42,15 @@ class RolloutServicer:
     @refusing
     async def Join(self, request: pb.JoinRequest, context: RpcContext) -> pb.JoinResponse:
         """See the protocol."""
-        grant = await self.core.run(join, unpack(workers.join_request_from_proto, request))
+        join_request = unpack(workers.join_request_from_proto, request)
+        check_acts_as(join_request.worker_name)
+        grant = await self.core.run(join, join_request)
         return workers.join_grant_to_proto(grant)
 
     @refusing
     async def LeaseWork(self, request: pb.LeaseWorkRequest, context: RpcContext) -> pb.LeaseWorkResponse:
         """See the protocol."""
-        identity = unpack(workers.identity_from_proto, request.worker)
+        identity = _sender(request.worker)
         wait = unpack(fields.seconds_of, request, field="wait")
 
         async def attempt(repeated: bool) -> LeaseGrant:
@@ -67,6 +70,7 @@ class RolloutServicer:
         self, request: pb.SubmitResultsRequest, context: RpcContext
     ) -> pb.SubmitResultsResponse:
         """See the protocol."""
+        check_acts_as(request.worker.worker_name)
         convert = workers.submission_from_proto
         if request.ByteSize() > _THREAD_BYTES:
             submission = await asyncio.to_thread(unpack, convert, request, max_tokens=self._max_tokens)
@@ -77,6 +81,7 @@ class RolloutServicer:
     @refusing
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: RpcContext) -> pb.HeartbeatResponse:
         """See the protocol."""
+        check_acts_as(request.worker.worker_name)
         reply = await self.core.run(heartbeat, unpack(workers.heartbeat_from_proto, request))
         return workers.heartbeat_reply_to_proto(reply)
 
@@ -85,7 +90,7 @@ class RolloutServicer:
         self, request: pb.ReportProbeRequest, context: RpcContext
     ) -> pb.ReportProbeResponse:
         """See the protocol."""
-        identity = unpack(workers.identity_from_proto, request.worker)
+        identity = _sender(request.worker)
         result = unpack(weights.probe_result_from_proto, request.result)
         accepted = await self.core.run(report_probe, identity, result, request.numerics_id)
         return pb.ReportProbeResponse(accepted=accepted)
@@ -93,9 +98,15 @@ class RolloutServicer:
     @refusing
     async def Leave(self, request: pb.LeaveRequest, context: RpcContext) -> pb.LeaveResponse:
         """See the protocol."""
-        identity = unpack(workers.identity_from_proto, request.worker)
+        identity = _sender(request.worker)
         await self.core.run(leave, identity, request.reason[:1000])
         return pb.LeaveResponse()
+
+
+def _sender(worker: pb.WorkerIdentity) -> WorkerIdentity:
+    identity = unpack(workers.identity_from_proto, worker)
+    check_acts_as(identity.worker_name)
+    return identity
 
 
 def _ends_waiting(grant: LeaseGrant) -> bool:

@@ -4,8 +4,9 @@ import pytest
 
 from hetero_rl.cli import eval as eval_command
 from hetero_rl.config import load_config
+from hetero_rl.files import write_whole
 from hetero_rl.launch.evaluation import EvaluatedItem, Evaluation
-from hetero_rl.launch.rundir import RunDirectory, write_private
+from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.tasks import Grade
 
 
@@ -67,7 +68,7 @@ def test_a_run_brings_its_own_task_and_its_checkpoint(cli, tmp_path, asked, monk
     run = RunDirectory(tmp_path / "run")
     run.prepare()
     run.checkpoints.mkdir()
-    write_private(run.config, load_config(overrides=["task.dataset=spell_backward"]).model_dump_json())
+    write_whole(run.config, load_config(overrides=["task.dataset=spell_backward"]).model_dump_json())
     chosen = run.checkpoints / "step_00000004"
     monkeypatch.setattr("hetero_rl.trainer.export.choose_checkpoint", lambda checkpoints, step: chosen)
 
@@ -96,7 +97,7 @@ def test_a_task_named_shortly_forgets_the_options_of_the_runs_own(tmp_path):
     run = RunDirectory(tmp_path)
     run.checkpoints.mkdir()
     own = load_config(overrides=["task.dataset=spell_backward", "task.options={min_word_len = 3}"])
-    write_private(run.config, own.model_dump_json())
+    write_whole(run.config, own.model_dump_json())
 
     config = eval_command._settings(tmp_path, [], "chain_sum", None, [])
 

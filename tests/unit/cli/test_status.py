@@ -6,7 +6,8 @@ import pytest
 
 from hetero_rl.config import load_config
 from hetero_rl.errors import UnreachableError
-from hetero_rl.launch.rundir import RunDirectory, write_private
+from hetero_rl.files import write_whole
+from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.wire.messages import QueueCounts, RunStatus
 
 
@@ -16,9 +17,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = RunDirectory(tmp_path / "runs" / "a")
     run.prepare()
-    write_private(
-        run.config, load_config(overrides=[f"run.dir={run.root}", "run.steps=20"]).model_dump_json()
-    )
+    write_whole(run.config, load_config(overrides=[f"run.dir={run.root}", "run.steps=20"]).model_dump_json())
     return run
 
 

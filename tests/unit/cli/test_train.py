@@ -3,7 +3,8 @@ import socket
 import pytest
 
 from hetero_rl.config import load_config, show_config
-from hetero_rl.launch.rundir import RunDirectory, write_private
+from hetero_rl.files import write_whole
+from hetero_rl.launch.rundir import RunDirectory
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_port_in_use_is_refused_before_anything_is_started(dry):
 def test_a_used_run_directory_is_refused_with_both_ways_out(dry, tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.prepare()
-    write_private(run.config, load_config(overrides=[f"run.dir={run.root}"]).model_dump_json())
+    write_whole(run.config, load_config(overrides=[f"run.dir={run.root}"]).model_dump_json())
     run.journal.touch()
 
     result = dry()

@@ -4,8 +4,9 @@ import pytest
 
 from hetero_rl.config import load_config
 from hetero_rl.errors import BackendError, BackendNotFoundError, ConfigError
+from hetero_rl.files import write_whole
 from hetero_rl.launch import checks
-from hetero_rl.launch.rundir import RunDirectory, write_private
+from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.worker.backend import Backend, DeviceReport
 
 
@@ -40,7 +41,7 @@ def used_run(tmp_path):
     """A run directory that holds a run with default settings."""
     run = RunDirectory(tmp_path / "run")
     run.prepare()
-    write_private(run.config, load_config(overrides=[f"run.dir={run.root}"]).model_dump_json())
+    write_whole(run.config, load_config(overrides=[f"run.dir={run.root}"]).model_dump_json())
     run.journal.touch()
     return run
 

@@ -2,7 +2,8 @@ import stat
 
 import pytest
 
-from hetero_rl.launch.rundir import RunDirectory, write_private
+from hetero_rl.files import write_whole
+from hetero_rl.launch.rundir import RunDirectory
 
 
 def test_a_private_file_is_written_whole_and_for_this_user_only(tmp_path):
@@ -10,7 +11,7 @@ def test_a_private_file_is_written_whole_and_for_this_user_only(tmp_path):
     file.write_text("old and longer")
     file.chmod(0o644)
 
-    write_private(file, "new")
+    write_whole(file, "new")
 
     assert file.read_text() == "new"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -30,7 +31,7 @@ def test_prepare_makes_directories_that_only_this_user_may_read(tmp_path):
 def test_a_start_that_failed_leaves_no_run_behind(tmp_path):
     run = RunDirectory(tmp_path)
     run.prepare()
-    write_private(run.config, "{}")
+    write_whole(run.config, "{}")
 
     assert not run.used
 

@@ -10,8 +10,9 @@ import pytest
 
 from hetero_rl.config import load_config
 from hetero_rl.errors import LaunchError, UnreachableError
+from hetero_rl.files import write_whole
 from hetero_rl.launch.restart import RestartPolicy
-from hetero_rl.launch.rundir import RunDirectory, write_private
+from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.launch.supervisor import Supervisor
 from hetero_rl.wire.messages import WorkerState
 from hetero_rl.worker.backend import Backend, DeviceReport
@@ -82,7 +83,7 @@ def supervise(tmp_path, monkeypatch, fleet):
         config = load_config(overrides=[f"run.dir={tmp_path / 'run'}", *overrides])
         run = RunDirectory(config.run.dir)
         run.prepare()
-        write_private(run.config, config.model_dump_json())
+        write_whole(run.config, config.model_dump_json())
         failures: queue.Queue[Exception] = queue.Queue()
         notes: list[str] = []
         supervisor = Supervisor(

@@ -102,7 +102,7 @@ def test_loopback_needs_no_tls(address):
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "hub.example:1", ":1"])
 def test_any_other_address_without_tls_is_refused_with_what_to_do(address):
-    with pytest.raises(ConfigError, match=r"security\.insecure"):
+    with pytest.raises(ConfigError, match=r"--insecure"):
         check_listen_address(address, SecurityConfig())
     check_listen_address(address, SecurityConfig(insecure=True))
 
