@@ -10,11 +10,14 @@ PARITY_VENV = $(VENV)-parity
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-install: $(VENV)/.installed  ## Creates the environment (VENV=path) and installs hetero-rl with the CPU backend.
+install: $(VENV)/.installed  ## Creates the environment (VENV=path) and installs hetero-rl with all backends.
 
-$(VENV)/.installed: pyproject.toml constraints.txt backends/cpu/pyproject.toml
+# Backends are declarations: those of vendors whose devices are elsewhere cost nothing and let a run wait for them.
+BACKENDS = cpu cuda rocm ascend
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(BACKENDS:%=backends/%/pyproject.toml)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer]' --editable backends/cpu
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer]' $(BACKENDS:%=--editable backends/%)
 	touch $@
 
 train: install  ## Trains the quickstart: a hub, a worker and the trainer on this machine.
