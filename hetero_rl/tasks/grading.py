@@ -11,6 +11,8 @@ Messages are length-prefixed JSON over a socket pair; standard input is closed, 
 
 import dataclasses
 import enum
+import functools
+import logging
 import os
 import queue
 import socket
@@ -30,6 +32,8 @@ __all__ = ["Grade", "GradeRequest", "Grader", "GradingOutcome"]
 
 START_SECONDS = 120.0
 """How long a grader process may take to import its libraries on a busy machine."""
+_logger = logging.getLogger(__name__)
+
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "HOME")
 """What a grader process sees of the environment: no tokens, no proxies."""
 
@@ -212,7 +216,16 @@ class _GraderProcess:
             ) from error
         if "error" in reply:
             raise TaskError(f"the grader cannot load its scorer: {reply['error']}")
+        if not reply.get("confined"):
+            _warn_unconfined()
         self._ready = True
+
+
+@functools.cache
+def _warn_unconfined() -> None:
+    _logger.warning(
+        "graders keep access to the network and to files: this kernel or processor does not let them give it up"
+    )
 
 
 def _reduced_environment() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """One grader process: `python -m hetero_rl.tasks.grading_process FD`, started by `hetero_rl.tasks.grading`.
 
-FD is its end of a socket pair. The first frame says which scorer to load and the limits; the answer is {"ready": true}
-or {"error": ...}. Then each frame {"payload", "completion"} is answered by {"reward": number} or {"error": text}.
+FD is its end of a socket pair. The first frame says which scorer to load and the limits; the answer is
+{"ready": true, "confined": whether system calls were taken away} or {"error": ...}. Then each frame {"payload", "completion"} is answered by {"reward": number} or {"error": text}.
 The process ends when the other side closes, and the kernel ends it when it takes more than its share.
 """
 
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from hetero_rl.tasks.confinement import confine
 from hetero_rl.tasks.frames import FrameError, receive_frame, send_frame
 from hetero_rl.tasks.scorers import Scorer, load_scorer
 
@@ -29,7 +30,7 @@ def main(file_descriptor: int) -> None:
             send_frame(connection, {"error": f"{type(error).__name__}: {error}"})
             return
         _limit_resources(setup["memory_bytes"])
-        send_frame(connection, {"ready": True})
+        send_frame(connection, {"ready": True, "confined": confine()})
         while True:
             try:
                 request = receive_frame(connection)
