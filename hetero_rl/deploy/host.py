@@ -68,7 +68,9 @@ class Host:
     def glob(self, directory: str, pattern: str) -> tuple[str, ...]:
         """Absolute paths in a directory by a pattern, numbers in their order."""
         found = self.path(directory).glob(pattern)
-        return tuple(f"/{path.relative_to(self.root)}" for path in sorted(found, key=lambda path: _natural(str(path))))
+        return tuple(
+            f"/{path.relative_to(self.root)}" for path in sorted(found, key=lambda path: _natural(str(path)))
+        )
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:

@@ -77,6 +77,7 @@ def _worker_record(worker: WorkerSummary) -> dict[str, object]:
         "state": worker.state.name.lower(),
         "state_reason": worker.state_reason,
         "numerics_id": worker.numerics.numerics_id,
+        "emulated": worker.numerics.emulated,
         "device": worker.numerics.device_name,
         "engine": f"{worker.numerics.engine} {worker.numerics.engine_version}",
         "loaded_weight_version": worker.loaded_weight_version,

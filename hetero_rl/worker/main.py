@@ -19,16 +19,17 @@ import grpc
 
 from hetero_rl import __version__
 from hetero_rl.config.tree import Config
-from hetero_rl.errors import UnreachableError
+from hetero_rl.errors import ConfigError, UnreachableError
 from hetero_rl.launch.lifeline import follow_parent
 from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.credentials import channel_credentials
-from hetero_rl.wire.messages import JoinRequest, RunDescription
+from hetero_rl.wire.messages import JoinRequest, RunDescription, SamplingParameters
 from hetero_rl.wire.ports import RolloutPort, WeightPort
 from hetero_rl.wire.preflight import preflight
 from hetero_rl.worker.backend import Backend, find_backend
 from hetero_rl.worker.blob_cache import BlobCache
 from hetero_rl.worker.conductor import conduct
+from hetero_rl.worker.emulations import find_emulation, labelled_backend
 from hetero_rl.worker.engine import Engine, EngineSettings
 from hetero_rl.worker.engine_keeper import EngineKeeper
 from hetero_rl.worker.link import Link
@@ -43,6 +44,7 @@ __all__ = ["WorkerOptions", "run_worker", "serve"]
 _logger = logging.getLogger(__name__)
 
 _PREFLIGHT_SECONDS = 10.0
+_EMULATING_ENGINE = "transformers"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +202,7 @@ async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPo
     blobs = BlobCache(scratch, weights, link)
     own_path = options.config.inference.worker.model_path
     model_dir = await model_directory(run, own_path, cache_dir / "models", blobs)
+    _check_sampling(options.backend, run.sampling)
     settings = _engine_settings(options, model_dir)
     keeper = EngineKeeper(lambda: build_engine(settings), options.pacing.engine_restarts)
     await keeper.start()
@@ -210,8 +213,23 @@ async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPo
     return _Started(session, WeightLoop(session, blobs), scratch)
 
 
+def _check_sampling(backend: Backend, sampling: SamplingParameters) -> None:
+    """Raises ConfigError when a backend cannot report the log-probabilities of the run's distribution."""
+    if backend.portable_sampling_only and not sampling.portable:
+        raise ConfigError(
+            f"the run samples with temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}, which "
+            f"backend {backend.name!r} does not offer. {backend.portable_sampling_only}"
+        )
+
+
 def _engine_settings(options: WorkerOptions, model_dir: Path) -> EngineSettings:
     worker = options.config.inference.worker
+    engine = options.engine_name or options.backend.default_engine
+    if worker.emulate and engine != _EMULATING_ENGINE:
+        raise ConfigError(
+            f"inference.worker.emulate = {find_emulation(worker.emulate).name!r}: engine {engine!r} computes as its device "
+            f"does; emulation needs the engine {_EMULATING_ENGINE!r}"
+        )
     return EngineSettings(
         model_dir=model_dir,
         dtype=worker.dtype,
@@ -226,13 +244,16 @@ def _engine_settings(options: WorkerOptions, model_dir: Path) -> EngineSettings:
 
 def _join_request(options: WorkerOptions, run: RunDescription, engine: Engine) -> JoinRequest:
     encodings = tuple(int(encoding) for encoding in ENCODINGS)
+    measured = engine.capabilities()
+    # What an engine measured of itself never outweighs what is known of its vendor.
+    processed = measured.processed_log_probs and not options.backend.portable_sampling_only
     return JoinRequest(
         run_id=run.run_id,
         worker_name=options.worker_name,
         boot_id=uuid.uuid4().hex,
-        backend=options.backend.name,
+        backend=labelled_backend(options.backend.name, options.config.inference.worker.emulate),
         software_version=__version__,
-        capabilities=dataclasses.replace(engine.capabilities(), weight_encodings=encodings),
+        capabilities=dataclasses.replace(measured, weight_encodings=encodings, processed_log_probs=processed),
         numerics=engine.numerics(),
         model_digests=engine.model_digests(),
     )

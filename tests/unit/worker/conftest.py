@@ -75,6 +75,7 @@ class FakeHub:
         self.submissions: dict[int, object] = {}
         self.duplicates = 0
         self.versions = {}
+        self.sampling = SAMPLING
         self.joins = []
         self.beats = []
         self.probes = []
@@ -176,7 +177,7 @@ class FakeHub:
             run_id="r",
             model_digests=self.digests,
             model_files=tuple(self.model_files),
-            sampling=SAMPLING,
+            sampling=self.sampling,
             limits=Limits(
                 max_message_bytes=2**20,
                 max_prompt_tokens=100,
@@ -330,6 +331,7 @@ class Fleet:
         self.engines = []
         self.engine_class = ScriptedEngine
         self.pacing = PACING
+        self.declares = {}
 
     def choose_engine(self, name):
         return self.build
@@ -348,6 +350,7 @@ class Fleet:
             default_engine="scripted",
             detect=lambda: DeviceReport(available=True, devices=(), advice=""),
             choose=self.choose_engine,
+            **self.declares,
         )
         settings = {"max_concurrent_sequences": capacity} | worker
         options = WorkerOptions(

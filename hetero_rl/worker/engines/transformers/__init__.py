@@ -9,6 +9,7 @@ sampling.py   from logits to tokens and log-probabilities
 model.py      building the model and replacing its weights in place
 probe.py      the check at start: cached decoding equals a plain forward pass
 numerics.py   what the numbers depend on
+emulation.py  the data types of other chips, imitated
 """
 
 from hetero_rl.worker.engines.transformers.engine import TransformersEngine

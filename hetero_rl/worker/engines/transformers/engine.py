@@ -1,7 +1,7 @@
 """The reference engine on the event loop: checks what comes in, hands it to the scheduler thread, awaits the outcome."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from typing_extensions import override
@@ -17,7 +17,9 @@ from hetero_rl.wire.messages import (
     ScoreWork,
     WeightEncoding,
 )
+from hetero_rl.worker.emulations import find_emulation
 from hetero_rl.worker.engine import Completion, Engine, EngineSettings
+from hetero_rl.worker.engines.transformers.emulation import emulate_activations, round_weights
 from hetero_rl.worker.engines.transformers.forward import Forward
 from hetero_rl.worker.engines.transformers.model import ATTENTION, DATA_TYPES, WeightTable, build_model
 from hetero_rl.worker.engines.transformers.numerics import numerics_record
@@ -41,7 +43,12 @@ class TransformersEngine(Engine):
             raise ConfigError(
                 f"max_concurrent_sequences must be at least 1, got {settings.max_concurrent_sequences}"
             )
+        if settings.options:
+            raise ConfigError(
+                f"the transformers engine takes no options of its own, got {', '.join(sorted(settings.options))}"
+            )
         self._settings = settings
+        self._emulation = find_emulation(settings.emulate) if settings.emulate else None
         self._scheduler = Scheduler(
             self._build,
             capacity=settings.max_concurrent_sequences,
@@ -49,6 +56,7 @@ class TransformersEngine(Engine):
             threads=settings.threads,
         )
         self._serving = False
+        self._model: torch.nn.Module
         self._weights: WeightTable
         self._forward: Forward
         self._numerics: NumericsRecord
@@ -61,14 +69,25 @@ class TransformersEngine(Engine):
 
     def _build(self) -> Forward:
         """Loads the model; runs on the scheduler thread."""
-        settings = self._settings
-        model, self._serving = build_model(settings.model_dir, settings.dtype, settings.device or "cpu")
+        settings, emulation = self._settings, self._emulation
+        dtype = (emulation.dtype if emulation else "") or settings.dtype
+        model, self._serving = build_model(settings.model_dir, dtype, settings.device or "cpu")
         self._digests = model_digests(settings.model_dir)
         self._weights = WeightTable(model)
         self._forward = Forward(model)
-        check_decoding(self._forward, model.config.model_type, DATA_TYPES[settings.dtype])
-        self._numerics = numerics_record(self._forward.device, settings.dtype, ATTENTION)
+        if emulation is not None:
+            emulate_activations(model, emulation)
+            round_weights(model, emulation)
+        self._model = model
+        check_decoding(self._forward, model.config.model_type, DATA_TYPES[dtype])
+        self._numerics = numerics_record(self._forward.device, dtype, ATTENTION, emulation)
         return self._forward
+
+    def _replace_weights(self, checked: Mapping[str, torch.Tensor]) -> None:
+        """Runs on the scheduler thread, between two steps."""
+        self._weights.replace(checked)
+        if self._emulation is not None:
+            round_weights(self._model, self._emulation)
 
     @override
     def capabilities(self) -> Capabilities:
@@ -124,7 +143,7 @@ class TransformersEngine(Engine):
     @override
     async def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         checked = await asyncio.to_thread(self._weights.checked, tensors)
-        await asyncio.wrap_future(self._scheduler.load(lambda: self._weights.replace(checked), version))
+        await asyncio.wrap_future(self._scheduler.load(lambda: self._replace_weights(checked), version))
         self._serving = True
 
     @property

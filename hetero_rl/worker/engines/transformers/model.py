@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from hetero_rl.errors import EngineError, InvalidMessageError
+from hetero_rl.worker.engines.transformers.experts import ExpertJoiner
 
 __all__ = ["ATTENTION", "DATA_TYPES", "WeightTable", "build_model"]
 
@@ -62,17 +63,20 @@ class WeightTable:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._by_name: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
+        self._experts = ExpertJoiner({name: tensor.shape for name, tensor in self._by_name.items()})
         self._storage_of: dict[str, int] = {name: tensor.data_ptr() for name, tensor in self._by_name.items()}
 
     def checked(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
         """Reads all tensors and compares names and shapes with the model; changes nothing.
+
+        Experts may come in one tensor for a layer, as transformers 5 keeps them, or one by one, as checkpoints do.
 
         Raises:
             InvalidMessageError: A name is missing, unknown or given twice, or a shape is wrong.
         """
         given: dict[str, torch.Tensor] = {}
         filled: dict[int, str] = {}
-        for name, tensor in tensors:
+        for name, tensor in self._experts.joined(tensors):
             target = self._by_name.get(name)
             if target is None:
                 raise InvalidMessageError(f"weight {name!r} is unknown to this model; nothing was loaded")

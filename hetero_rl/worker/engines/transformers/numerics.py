@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from hetero_rl.wire.messages import NumericsRecord
+from hetero_rl.worker.emulations import Emulation
 
 __all__ = ["numerics_record"]
 
@@ -24,8 +25,13 @@ _ENVIRONMENT = (
 )
 
 
-def numerics_record(device: torch.device, dtype: str, attention: str) -> NumericsRecord:
-    """Describes the numerics of a model on a device; call it on the thread that computes."""
+def numerics_record(
+    device: torch.device, dtype: str, attention: str, emulation: Emulation | None = None
+) -> NumericsRecord:
+    """Describes the numerics of a model on a device; call it on the thread that computes.
+
+    An emulated record names the device that computes, never the chip that is imitated.
+    """
     vendor, name, driver, runtime = _device(device)
     return NumericsRecord(
         engine="transformers",
@@ -38,7 +44,8 @@ def numerics_record(device: torch.device, dtype: str, attention: str) -> Numeric
         data_type=dtype,
         attention_backend=attention,
         log_probs_mode="processed",
-        knobs=_knobs(device),
+        knobs={**_knobs(device), **({"emulate": emulation.name} if emulation else {})},
+        emulated=emulation is not None,
     )
 
 
