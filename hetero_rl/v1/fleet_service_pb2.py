@@ -15,11 +15,12 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from hetero_rl.v1 import rollout_service_pb2 as hetero__rl_dot_v1_dot_rollout__service__pb2
+from hetero_rl.v1 import trajectory_pb2 as hetero__rl_dot_v1_dot_trajectory__pb2
 from hetero_rl.v1 import weights_pb2 as hetero__rl_dot_v1_dot_weights__pb2
 from hetero_rl.v1 import worker_pb2 as hetero__rl_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n hetero_rl/v1/fleet_service.proto\x12\x0chetero_rl.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"hetero_rl/v1/rollout_service.proto\x1a\x1ahetero_rl/v1/weights.proto\x1a\x19hetero_rl/v1/worker.proto\"\xbc\x03\n\rWorkerSummary\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.hetero_rl.v1.WorkerState\x12\x14\n\x0cstate_reason\x18\x05 \x01(\t\x12\x30\n\x0c\x63\x61pabilities\x18\x06 \x01(\x0b\x32\x1a.hetero_rl.v1.Capabilities\x12.\n\x08numerics\x18\x07 \x01(\x0b\x32\x1c.hetero_rl.v1.NumericsRecord\x12\x1d\n\x15loaded_weight_version\x18\x08 \x01(\x04\x12\x0e\n\x06leases\x18\t \x01(\r\x12\x13\n\x0b\x63ompletions\x18\n \x01(\x04\x12\x18\n\x10generated_tokens\x18\x0b \x01(\x04\x12\x14\n\x0c\x62usy_seconds\x18\x0c \x01(\x01\x12*\n\x07silence\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nlast_probe\x18\x0e \x01(\x0b\x32\x19.hetero_rl.v1.ProbeResult\"*\n\x12ListWorkersRequest\x12\x14\n\x0cinclude_gone\x18\x01 \x01(\x08\"C\n\x13ListWorkersResponse\x12,\n\x07workers\x18\x01 \x03(\x0b\x32\x1b.hetero_rl.v1.WorkerSummary\"a\n\x0bQueueCounts\x12\x0e\n\x06queued\x18\x01 \x01(\x04\x12\x0e\n\x06leased\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\r\n\x05taken\x18\x04 \x01(\x04\x12\x11\n\tcommitted\x18\x05 \x01(\x04\"\x15\n\x13GetRunStatusRequest\"\xa5\x03\n\x14GetRunStatusResponse\x12)\n\x03run\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.RunDescription\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x04\x12+\n\x08training\x18\x04 \x01(\x0b\x32\x19.hetero_rl.v1.QueueCounts\x12-\n\nevaluation\x18\x05 \x01(\x0b\x32\x19.hetero_rl.v1.QueueCounts\x12\x42\n\x08\x63ounters\x18\x06 \x03(\x0b\x32\x30.hetero_rl.v1.GetRunStatusResponse.CountersEntry\x12\x19\n\x11trainer_connected\x18\x07 \x01(\x08\x12)\n\x06uptime\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fgroups_per_step\x18\t \x01(\r\x12\x0f\n\x07max_lag\x18\n \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"}\n\x05\x45vent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\noccur_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x13\n\x0bworker_name\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\":\n\x11ListEventsRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\r\"9\n\x12ListEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.hetero_rl.v1.Event\")\n\x12\x44rainWorkerRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse\">\n\x17QuarantineWorkerRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x1a\n\x18QuarantineWorkerResponse\"+\n\x14ReadmitWorkerRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\"\x17\n\x15ReadmitWorkerResponse\"l\n\x19RequestCalibrationRequest\x12\x10\n\x08\x62\x61\x63kends\x18\x01 \x03(\t\x12%\n\x04\x63\x61rd\x18\x02 \x01(\x0b\x32\x17.hetero_rl.v1.ProbeCard\x12\x16\n\x0eweight_version\x18\x03 \x01(\x04\"/\n\x1aRequestCalibrationResponse\x12\x11\n\tscore_ids\x18\x01 \x03(\t2\x84\x05\n\x0c\x46leetService\x12R\n\x0bListWorkers\x12 .hetero_rl.v1.ListWorkersRequest\x1a!.hetero_rl.v1.ListWorkersResponse\x12U\n\x0cGetRunStatus\x12!.hetero_rl.v1.GetRunStatusRequest\x1a\".hetero_rl.v1.GetRunStatusResponse\x12O\n\nListEvents\x12\x1f.hetero_rl.v1.ListEventsRequest\x1a .hetero_rl.v1.ListEventsResponse\x12R\n\x0b\x44rainWorker\x12 .hetero_rl.v1.DrainWorkerRequest\x1a!.hetero_rl.v1.DrainWorkerResponse\x12\x61\n\x10QuarantineWorker\x12%.hetero_rl.v1.QuarantineWorkerRequest\x1a&.hetero_rl.v1.QuarantineWorkerResponse\x12X\n\rReadmitWorker\x12\".hetero_rl.v1.ReadmitWorkerRequest\x1a#.hetero_rl.v1.ReadmitWorkerResponse\x12g\n\x12RequestCalibration\x12\'.hetero_rl.v1.RequestCalibrationRequest\x1a(.hetero_rl.v1.RequestCalibrationResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n hetero_rl/v1/fleet_service.proto\x12\x0chetero_rl.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"hetero_rl/v1/rollout_service.proto\x1a\x1dhetero_rl/v1/trajectory.proto\x1a\x1ahetero_rl/v1/weights.proto\x1a\x19hetero_rl/v1/worker.proto\"\xbc\x03\n\rWorkerSummary\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.hetero_rl.v1.WorkerState\x12\x14\n\x0cstate_reason\x18\x05 \x01(\t\x12\x30\n\x0c\x63\x61pabilities\x18\x06 \x01(\x0b\x32\x1a.hetero_rl.v1.Capabilities\x12.\n\x08numerics\x18\x07 \x01(\x0b\x32\x1c.hetero_rl.v1.NumericsRecord\x12\x1d\n\x15loaded_weight_version\x18\x08 \x01(\x04\x12\x0e\n\x06leases\x18\t \x01(\r\x12\x13\n\x0b\x63ompletions\x18\n \x01(\x04\x12\x18\n\x10generated_tokens\x18\x0b \x01(\x04\x12\x14\n\x0c\x62usy_seconds\x18\x0c \x01(\x01\x12*\n\x07silence\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nlast_probe\x18\x0e \x01(\x0b\x32\x19.hetero_rl.v1.ProbeResult\"*\n\x12ListWorkersRequest\x12\x14\n\x0cinclude_gone\x18\x01 \x01(\x08\"C\n\x13ListWorkersResponse\x12,\n\x07workers\x18\x01 \x03(\x0b\x32\x1b.hetero_rl.v1.WorkerSummary\"a\n\x0bQueueCounts\x12\x0e\n\x06queued\x18\x01 \x01(\x04\x12\x0e\n\x06leased\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\r\n\x05taken\x18\x04 \x01(\x04\x12\x11\n\tcommitted\x18\x05 \x01(\x04\"\x15\n\x13GetRunStatusRequest\"\xa5\x03\n\x14GetRunStatusResponse\x12)\n\x03run\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.RunDescription\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x04\x12+\n\x08training\x18\x04 \x01(\x0b\x32\x19.hetero_rl.v1.QueueCounts\x12-\n\nevaluation\x18\x05 \x01(\x0b\x32\x19.hetero_rl.v1.QueueCounts\x12\x42\n\x08\x63ounters\x18\x06 \x03(\x0b\x32\x30.hetero_rl.v1.GetRunStatusResponse.CountersEntry\x12\x19\n\x11trainer_connected\x18\x07 \x01(\x08\x12)\n\x06uptime\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fgroups_per_step\x18\t \x01(\r\x12\x0f\n\x07max_lag\x18\n \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"}\n\x05\x45vent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12.\n\noccur_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x13\n\x0bworker_name\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\":\n\x11ListEventsRequest\x12\x16\n\x0e\x61\x66ter_sequence\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\r\"9\n\x12ListEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.hetero_rl.v1.Event\")\n\x12\x44rainWorkerRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse\">\n\x17QuarantineWorkerRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x1a\n\x18QuarantineWorkerResponse\"+\n\x14ReadmitWorkerRequest\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\"\x17\n\x15ReadmitWorkerResponse\"l\n\x19RequestCalibrationRequest\x12\x10\n\x08\x62\x61\x63kends\x18\x01 \x03(\t\x12%\n\x04\x63\x61rd\x18\x02 \x01(\x0b\x32\x17.hetero_rl.v1.ProbeCard\x12\x16\n\x0eweight_version\x18\x03 \x01(\x04\"/\n\x1aRequestCalibrationResponse\x12\x11\n\tscore_ids\x18\x01 \x03(\t\"#\n\x0fGetScoreRequest\x12\x10\n\x08score_id\x18\x01 \x01(\t\"b\n\x10GetScoreResponse\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\x12(\n\x06scores\x18\x02 \x01(\x0b\x32\x18.hetero_rl.v1.ScoreBatch\x12\x0f\n\x07\x66\x61ilure\x18\x03 \x01(\t2\xcf\x05\n\x0c\x46leetService\x12R\n\x0bListWorkers\x12 .hetero_rl.v1.ListWorkersRequest\x1a!.hetero_rl.v1.ListWorkersResponse\x12U\n\x0cGetRunStatus\x12!.hetero_rl.v1.GetRunStatusRequest\x1a\".hetero_rl.v1.GetRunStatusResponse\x12O\n\nListEvents\x12\x1f.hetero_rl.v1.ListEventsRequest\x1a .hetero_rl.v1.ListEventsResponse\x12R\n\x0b\x44rainWorker\x12 .hetero_rl.v1.DrainWorkerRequest\x1a!.hetero_rl.v1.DrainWorkerResponse\x12\x61\n\x10QuarantineWorker\x12%.hetero_rl.v1.QuarantineWorkerRequest\x1a&.hetero_rl.v1.QuarantineWorkerResponse\x12X\n\rReadmitWorker\x12\".hetero_rl.v1.ReadmitWorkerRequest\x1a#.hetero_rl.v1.ReadmitWorkerResponse\x12g\n\x12RequestCalibration\x12\'.hetero_rl.v1.RequestCalibrationRequest\x1a(.hetero_rl.v1.RequestCalibrationResponse\x12I\n\x08GetScore\x12\x1d.hetero_rl.v1.GetScoreRequest\x1a\x1e.hetero_rl.v1.GetScoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -28,42 +29,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETRUNSTATUSRESPONSE_COUNTERSENTRY']._loaded_options = None
   _globals['_GETRUNSTATUSRESPONSE_COUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERSUMMARY']._serialized_start=207
-  _globals['_WORKERSUMMARY']._serialized_end=651
-  _globals['_LISTWORKERSREQUEST']._serialized_start=653
-  _globals['_LISTWORKERSREQUEST']._serialized_end=695
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=697
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=764
-  _globals['_QUEUECOUNTS']._serialized_start=766
-  _globals['_QUEUECOUNTS']._serialized_end=863
-  _globals['_GETRUNSTATUSREQUEST']._serialized_start=865
-  _globals['_GETRUNSTATUSREQUEST']._serialized_end=886
-  _globals['_GETRUNSTATUSRESPONSE']._serialized_start=889
-  _globals['_GETRUNSTATUSRESPONSE']._serialized_end=1310
-  _globals['_GETRUNSTATUSRESPONSE_COUNTERSENTRY']._serialized_start=1263
-  _globals['_GETRUNSTATUSRESPONSE_COUNTERSENTRY']._serialized_end=1310
-  _globals['_EVENT']._serialized_start=1312
-  _globals['_EVENT']._serialized_end=1437
-  _globals['_LISTEVENTSREQUEST']._serialized_start=1439
-  _globals['_LISTEVENTSREQUEST']._serialized_end=1497
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=1499
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=1556
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1558
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1599
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=1601
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=1622
-  _globals['_QUARANTINEWORKERREQUEST']._serialized_start=1624
-  _globals['_QUARANTINEWORKERREQUEST']._serialized_end=1686
-  _globals['_QUARANTINEWORKERRESPONSE']._serialized_start=1688
-  _globals['_QUARANTINEWORKERRESPONSE']._serialized_end=1714
-  _globals['_READMITWORKERREQUEST']._serialized_start=1716
-  _globals['_READMITWORKERREQUEST']._serialized_end=1759
-  _globals['_READMITWORKERRESPONSE']._serialized_start=1761
-  _globals['_READMITWORKERRESPONSE']._serialized_end=1784
-  _globals['_REQUESTCALIBRATIONREQUEST']._serialized_start=1786
-  _globals['_REQUESTCALIBRATIONREQUEST']._serialized_end=1894
-  _globals['_REQUESTCALIBRATIONRESPONSE']._serialized_start=1896
-  _globals['_REQUESTCALIBRATIONRESPONSE']._serialized_end=1943
-  _globals['_FLEETSERVICE']._serialized_start=1946
-  _globals['_FLEETSERVICE']._serialized_end=2590
+  _globals['_WORKERSUMMARY']._serialized_start=238
+  _globals['_WORKERSUMMARY']._serialized_end=682
+  _globals['_LISTWORKERSREQUEST']._serialized_start=684
+  _globals['_LISTWORKERSREQUEST']._serialized_end=726
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=728
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=795
+  _globals['_QUEUECOUNTS']._serialized_start=797
+  _globals['_QUEUECOUNTS']._serialized_end=894
+  _globals['_GETRUNSTATUSREQUEST']._serialized_start=896
+  _globals['_GETRUNSTATUSREQUEST']._serialized_end=917
+  _globals['_GETRUNSTATUSRESPONSE']._serialized_start=920
+  _globals['_GETRUNSTATUSRESPONSE']._serialized_end=1341
+  _globals['_GETRUNSTATUSRESPONSE_COUNTERSENTRY']._serialized_start=1294
+  _globals['_GETRUNSTATUSRESPONSE_COUNTERSENTRY']._serialized_end=1341
+  _globals['_EVENT']._serialized_start=1343
+  _globals['_EVENT']._serialized_end=1468
+  _globals['_LISTEVENTSREQUEST']._serialized_start=1470
+  _globals['_LISTEVENTSREQUEST']._serialized_end=1528
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=1530
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=1587
+  _globals['_DRAINWORKERREQUEST']._serialized_start=1589
+  _globals['_DRAINWORKERREQUEST']._serialized_end=1630
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=1632
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=1653
+  _globals['_QUARANTINEWORKERREQUEST']._serialized_start=1655
+  _globals['_QUARANTINEWORKERREQUEST']._serialized_end=1717
+  _globals['_QUARANTINEWORKERRESPONSE']._serialized_start=1719
+  _globals['_QUARANTINEWORKERRESPONSE']._serialized_end=1745
+  _globals['_READMITWORKERREQUEST']._serialized_start=1747
+  _globals['_READMITWORKERREQUEST']._serialized_end=1790
+  _globals['_READMITWORKERRESPONSE']._serialized_start=1792
+  _globals['_READMITWORKERRESPONSE']._serialized_end=1815
+  _globals['_REQUESTCALIBRATIONREQUEST']._serialized_start=1817
+  _globals['_REQUESTCALIBRATIONREQUEST']._serialized_end=1925
+  _globals['_REQUESTCALIBRATIONRESPONSE']._serialized_start=1927
+  _globals['_REQUESTCALIBRATIONRESPONSE']._serialized_end=1974
+  _globals['_GETSCOREREQUEST']._serialized_start=1976
+  _globals['_GETSCOREREQUEST']._serialized_end=2011
+  _globals['_GETSCORERESPONSE']._serialized_start=2013
+  _globals['_GETSCORERESPONSE']._serialized_end=2111
+  _globals['_FLEETSERVICE']._serialized_start=2114
+  _globals['_FLEETSERVICE']._serialized_end=2833
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,7 @@
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from hetero_rl.v1 import rollout_service_pb2 as _rollout_service_pb2
+from hetero_rl.v1 import trajectory_pb2 as _trajectory_pb2
 from hetero_rl.v1 import weights_pb2 as _weights_pb2
 from hetero_rl.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
@@ -178,3 +179,19 @@ class RequestCalibrationResponse(_message.Message):
     SCORE_IDS_FIELD_NUMBER: _ClassVar[int]
     score_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, score_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetScoreRequest(_message.Message):
+    __slots__ = ("score_id",)
+    SCORE_ID_FIELD_NUMBER: _ClassVar[int]
+    score_id: str
+    def __init__(self, score_id: _Optional[str] = ...) -> None: ...
+
+class GetScoreResponse(_message.Message):
+    __slots__ = ("worker_name", "scores", "failure")
+    WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    worker_name: str
+    scores: _trajectory_pb2.ScoreBatch
+    failure: str
+    def __init__(self, worker_name: _Optional[str] = ..., scores: _Optional[_Union[_trajectory_pb2.ScoreBatch, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...

@@ -75,6 +75,11 @@ class FleetServiceStub(object):
                 request_serializer=hetero__rl_dot_v1_dot_fleet__service__pb2.RequestCalibrationRequest.SerializeToString,
                 response_deserializer=hetero__rl_dot_v1_dot_fleet__service__pb2.RequestCalibrationResponse.FromString,
                 _registered_method=True)
+        self.GetScore = channel.unary_unary(
+                '/hetero_rl.v1.FleetService/GetScore',
+                request_serializer=hetero__rl_dot_v1_dot_fleet__service__pb2.GetScoreRequest.SerializeToString,
+                response_deserializer=hetero__rl_dot_v1_dot_fleet__service__pb2.GetScoreResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer(object):
@@ -130,6 +135,13 @@ class FleetServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetScore(self, request, context):
+        """What became of one of the scores that a calibration asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -167,6 +179,11 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.RequestCalibration,
                     request_deserializer=hetero__rl_dot_v1_dot_fleet__service__pb2.RequestCalibrationRequest.FromString,
                     response_serializer=hetero__rl_dot_v1_dot_fleet__service__pb2.RequestCalibrationResponse.SerializeToString,
+            ),
+            'GetScore': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetScore,
+                    request_deserializer=hetero__rl_dot_v1_dot_fleet__service__pb2.GetScoreRequest.FromString,
+                    response_serializer=hetero__rl_dot_v1_dot_fleet__service__pb2.GetScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -359,6 +376,33 @@ class FleetService(object):
             '/hetero_rl.v1.FleetService/RequestCalibration',
             hetero__rl_dot_v1_dot_fleet__service__pb2.RequestCalibrationRequest.SerializeToString,
             hetero__rl_dot_v1_dot_fleet__service__pb2.RequestCalibrationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetScore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero_rl.v1.FleetService/GetScore',
+            hetero__rl_dot_v1_dot_fleet__service__pb2.GetScoreRequest.SerializeToString,
+            hetero__rl_dot_v1_dot_fleet__service__pb2.GetScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,10 +40,12 @@ from hetero_rl.wire.messages import (
     EnqueueReceipt,
     Event,
     FinishedGroup,
+    ProbeCard,
     PromptGroup,
     RunGrant,
     RunRequest,
     RunStatus,
+    ScoreStatus,
     SequenceOutcome,
     WeightManifest,
     WorkerSummary,
@@ -299,3 +301,19 @@ class FleetClient(_BlockingClient):
         """Ends a quarantine."""
         request = fleet_service_pb2.ReadmitWorkerRequest(worker_name=worker_name)
         self._call(self._stub.ReadmitWorker, request, "ReadmitWorker", self._deadline)
+
+    def request_calibration(
+        self, backends: Sequence[str], card: ProbeCard, weight_version: int
+    ) -> tuple[str, ...]:
+        """Asks workers of these backends, or of all, to score a card; returns one score id for each worker asked."""
+        request = fleet_service_pb2.RequestCalibrationRequest(
+            backends=backends, card=weights.probe_card_to_proto(card), weight_version=weight_version
+        )
+        response = self._call(self._stub.RequestCalibration, request, "RequestCalibration", self._deadline)
+        return tuple(response.score_ids)
+
+    def get_score(self, score_id: str) -> ScoreStatus:
+        """What became of one of those scores."""
+        request = fleet_service_pb2.GetScoreRequest(score_id=score_id)
+        response = self._call(self._stub.GetScore, request, "GetScore", self._deadline)
+        return fleet.score_status_from_proto(response)

@@ -17,12 +17,14 @@ from hetero_rl.wire.messages import (
     JoinGrant,
     JoinRequest,
     LeaseGrant,
+    ProbeCard,
     ProbeResult,
     PromptGroup,
     RunDescription,
     RunGrant,
     RunRequest,
     RunStatus,
+    ScoreStatus,
     SequenceOutcome,
     Submission,
     SubmissionReceipt,
@@ -128,3 +130,11 @@ class FleetPort(Protocol):
 
     def readmit_worker(self, worker_name: str) -> None:
         """Ends a quarantine."""
+
+    def request_calibration(
+        self, backends: Sequence[str], card: ProbeCard, weight_version: int
+    ) -> tuple[str, ...]:
+        """Asks workers of these backends, or of all, to score a card; returns one score id for each worker asked."""
+
+    def get_score(self, score_id: str) -> ScoreStatus:
+        """What became of one of those scores."""

@@ -97,6 +97,7 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     "/hetero_rl.v1.FleetService/QuarantineWorker": _OPERATORS,
     "/hetero_rl.v1.FleetService/ReadmitWorker": _OPERATORS,
     "/hetero_rl.v1.FleetService/RequestCalibration": _OPERATORS,
+    "/hetero_rl.v1.FleetService/GetScore": _OPERATORS,
     "/grpc.health.v1.Health/Check": _EVERYBODY,
     "/grpc.health.v1.Health/Watch": _EVERYBODY,
 }

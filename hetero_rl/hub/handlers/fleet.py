@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 
-from hetero_rl.errors import RefusedError
 from hetero_rl.hub.handlers.context import HubContext, WorkerReport
 from hetero_rl.hub.handlers.runs import description_of
 from hetero_rl.hub.stores.records import GroupState, WorkerRow
 from hetero_rl.wire.messages import Event, Purpose, QueueCounts, RunStatus, WorkerState, WorkerSummary
 
-__all__ = ["list_events", "list_workers", "request_calibration", "run_status"]
+__all__ = ["list_events", "list_workers", "run_status"]
 
 _MOST_EVENTS = 1000
 _GONE = {WorkerState.DEAD, WorkerState.LEFT}
@@ -71,13 +70,3 @@ def _queue_counts(counts: Mapping[tuple[Purpose, GroupState], int], purpose: Pur
 def list_events(context: HubContext, after_sequence: int, limit: int) -> tuple[Event, ...]:
     """What happened after a position, oldest first; at most 1000 at once."""
     return context.store.events(after_sequence, min(limit or _MOST_EVENTS, _MOST_EVENTS))
-
-
-def request_calibration(context: HubContext) -> tuple[str, ...]:
-    """Refused: this release of the hub has no score queue."""
-    context.open_run()
-    raise RefusedError(
-        "this hub does not hand out calibrations: it compares a worker with the trainer through the probe card of each "
-        "weight version",
-        "INCOMPATIBLE",
-    )

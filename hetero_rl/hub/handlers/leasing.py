@@ -7,6 +7,7 @@ from hetero_rl.errors import InvalidMessageError
 from hetero_rl.hub.handlers.admission import required_step
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.handlers.identity import current_worker
+from hetero_rl.hub.handlers.scoring import is_score_lease, lease_scores, release_score
 from hetero_rl.hub.stores.records import (
     GroupRow,
     GroupState,
@@ -53,7 +54,7 @@ def lease_work(
     free_sequences: int,
     waiting: bool = False,
 ) -> LeaseGrant:
-    """Leases the oldest work that the worker can do now: evaluation first, then training groups behind the gate.
+    """Leases the oldest work that the worker can do now: scores and evaluation first, then training groups behind the gate.
 
     Args:
         context: The hub.
@@ -73,10 +74,12 @@ def lease_work(
     run = context.known_run()
     reason = _state_reason(context, run, worker)
     rows: list[GroupRow] = []
+    scores: list[Lease] = []
     if reason is None:
+        scores = lease_scores(context, worker, loaded_weight_version)
         loaded = context.store.version(loaded_weight_version)
         rows, reason = _choose(context, run, worker, loaded, free_sequences)
-    leases = tuple(_grant(context, worker, row, loaded_weight_version) for row in rows)
+    leases = (*scores, *(_grant(context, worker, row, loaded_weight_version) for row in rows))
     return LeaseGrant(
         leases=leases,
         no_work_reason=None if leases or reason is None else reason.reason,
@@ -206,6 +209,8 @@ def release_leases(context: HubContext, leases: Sequence[LeaseRow]) -> None:
     for lease in leases:
         context.store.remove_lease(lease.lease_id)
         context.liveness.lease_ends.pop(lease.lease_id, None)
+        if is_score_lease(lease):
+            release_score(context, lease)
         row = context.store.group(lease.group_id)
         if row is not None and row.state is GroupState.LEASED:
             context.store.put_group(dataclasses.replace(row, state=GroupState.QUEUED))

@@ -7,6 +7,7 @@ from hetero_rl.errors import RefusedError
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.handlers.identity import current_worker
 from hetero_rl.hub.handlers.runs import description_of
+from hetero_rl.hub.handlers.scoring import is_score_lease, submit_scores
 from hetero_rl.hub.stores.base import HubStore
 from hetero_rl.hub.stores.records import GroupRow, GroupState, LeaseRow, SequenceRow, SubmissionId, WorkerRow
 from hetero_rl.wire.messages import (
@@ -27,12 +28,15 @@ def submit_results(context: HubContext, submission: Submission) -> SubmissionRec
     """Stores a submission and moves its group on; says so again when the same submission comes again."""
     identity = submission.worker
     key = SubmissionId(identity.worker_name, identity.worker_epoch, submission.sequence)
-    if context.store.has_submission(key):
+    if context.store.has_submission(key) or context.store.has_score_submission(key):
         context.store.count("submissions_repeated")
         worker = context.store.worker(identity.worker_name)
         return SubmissionReceipt(duplicate=True, credits=_credits(worker))
     worker = current_worker(context, identity)
     lease = _lease_of(context, submission)
+    if is_score_lease(lease):
+        submit_scores(context, submission, lease, worker, description_of(context, context.known_run()))
+        return SubmissionReceipt(duplicate=False, credits=_credits(worker))
     row = context.store.group(lease.group_id)
     if row is None:
         raise AssertionError(f"lease {lease.lease_id} has no group")

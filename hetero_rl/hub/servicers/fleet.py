@@ -1,9 +1,10 @@
 """`FleetService`: what people and dashboards call."""
 
 from hetero_rl.hub.core import HubCore
-from hetero_rl.hub.handlers.fleet import list_events, list_workers, request_calibration, run_status
+from hetero_rl.hub.handlers.fleet import list_events, list_workers, run_status
+from hetero_rl.hub.handlers.scoring import get_score, request_calibration
 from hetero_rl.hub.handlers.workers import drain, quarantine, readmit
-from hetero_rl.hub.servicers.calls import RpcContext, refusing
+from hetero_rl.hub.servicers.calls import RpcContext, refusing, unpack
 from hetero_rl.v1 import fleet_service_pb2 as pb
 from hetero_rl.wire.convert import fleet
 
@@ -66,4 +67,15 @@ class FleetServicer:
         self, request: pb.RequestCalibrationRequest, context: RpcContext
     ) -> pb.RequestCalibrationResponse:
         """See the protocol."""
-        return pb.RequestCalibrationResponse(score_ids=await self.core.run(request_calibration))
+        score_ids = await self.core.run(
+            request_calibration,
+            frozenset(request.backends),
+            unpack(fleet.calibration_card_from_proto, request),
+            request.weight_version,
+        )
+        return pb.RequestCalibrationResponse(score_ids=score_ids)
+
+    @refusing
+    async def GetScore(self, request: pb.GetScoreRequest, context: RpcContext) -> pb.GetScoreResponse:
+        """See the protocol."""
+        return fleet.score_status_to_proto(await self.core.run(get_score, request.score_id))

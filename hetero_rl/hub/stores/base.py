@@ -18,6 +18,7 @@ from hetero_rl.hub.stores.records import (
     ProbeRow,
     RetainedSequence,
     RunRecord,
+    ScoreRow,
     SequenceRow,
     StepCommit,
     StoredBatch,
@@ -284,6 +285,28 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
     @abstractmethod
     def syncs(self) -> tuple[SyncRow, ...]:
         """How workers came to versions, in the order in which the hub heard of it."""
+
+    # --- scores -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def put_score(self, row: ScoreRow) -> None:
+        """Stores or replaces a score under its id."""
+
+    @abstractmethod
+    def score(self, score_id: str) -> ScoreRow | None:
+        """A score by id."""
+
+    @abstractmethod
+    def queued_scores(self, worker_name: str) -> tuple[ScoreRow, ...]:
+        """Scores that wait for a worker, by id."""
+
+    @abstractmethod
+    def count_scores(self) -> int:
+        """Number of scores ever asked for."""
+
+    @abstractmethod
+    def has_score_submission(self, key: SubmissionId) -> bool:
+        """Whether this submission brought a score."""
 
     # --- what happened ----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from hetero_rl.hub.stores.records import (
     ProbeRow,
     RetainedSequence,
     RunRecord,
+    ScoreRow,
+    ScoreState,
     SequenceRow,
     StepCommit,
     StoredBatch,
@@ -48,6 +50,7 @@ class _Tables:
     workers: dict[str, WorkerRow] = dataclasses.field(default_factory=dict)
     probes: list[ProbeRow] = dataclasses.field(default_factory=list)
     syncs: dict[tuple[str, int, int], SyncRow] = dataclasses.field(default_factory=dict)
+    scores: dict[str, ScoreRow] = dataclasses.field(default_factory=dict)
     events: list[Event] = dataclasses.field(default_factory=list)
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -372,6 +375,27 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
     def syncs(self) -> tuple[SyncRow, ...]:
         """See `HubStore`."""
         return tuple(self._tables.syncs.values())
+
+    def put_score(self, row: ScoreRow) -> None:
+        """See `HubStore`."""
+        self._tables.scores[row.score_id] = row
+
+    def score(self, score_id: str) -> ScoreRow | None:
+        """See `HubStore`."""
+        return self._tables.scores.get(score_id)
+
+    def queued_scores(self, worker_name: str) -> tuple[ScoreRow, ...]:
+        """See `HubStore`."""
+        rows = (row for _, row in sorted(self._tables.scores.items()))
+        return tuple(row for row in rows if row.worker_name == worker_name and row.state is ScoreState.QUEUED)
+
+    def count_scores(self) -> int:
+        """See `HubStore`."""
+        return len(self._tables.scores)
+
+    def has_score_submission(self, key: SubmissionId) -> bool:
+        """See `HubStore`."""
+        return any(row.submission == key for row in self._tables.scores.values())
 
     def add_event(self, occurred_at: float, kind: str, worker_name: str, message: str) -> None:
         """See `HubStore`."""

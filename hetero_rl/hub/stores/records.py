@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 
+from hetero_rl.wire.columns import Int32Bytes
 from hetero_rl.wire.messages import (
     FinishReason,
     JoinRequest,
@@ -205,6 +206,37 @@ class SyncRow:
     """When the hub heard of it, seconds since the epoch."""
 
 
+class ScoreState(enum.IntEnum):
+    """Stages of a score."""
+
+    QUEUED = 0
+    LEASED = 1
+    DONE = 2
+    FAILED = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRow:
+    """Given tokens that one worker is asked to score, and its answer."""
+
+    score_id: str
+    worker_name: str
+    weight_version: int
+    lengths: tuple[int, ...]
+    token_ids: Int32Bytes
+    state: ScoreState = ScoreState.QUEUED
+    attempts: int = 0
+    """How often it was leased."""
+    submission: SubmissionId | None = None
+    """What brought the answer."""
+    numerics_id: str = ""
+    """Numerics of the answer."""
+    log_probs: bytes | None = None
+    """float32, for each sequence of L tokens L - 1 of them."""
+    failure: str = ""
+    """Why there will be no answer."""
+
+
 __all__ = [
     "GroupRow",
     "GroupState",
@@ -214,6 +246,8 @@ __all__ = [
     "RetainedSequence",
     "RunRecord",
     "RunState",
+    "ScoreRow",
+    "ScoreState",
     "SequenceRow",
     "StepCommit",
     "StoredBatch",

@@ -187,6 +187,15 @@ CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WI
 """
 
 ADDED_TABLES = """
+CREATE TABLE IF NOT EXISTS scores (
+    score_id TEXT PRIMARY KEY,
+    worker_name TEXT NOT NULL,
+    state INTEGER NOT NULL,             -- ScoreState
+    submission TEXT UNIQUE,             -- worker name/epoch/sequence; NULL until there
+    row TEXT NOT NULL                   -- ScoreRow as JSON
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS scores_by_worker ON scores (worker_name, state);
+
 CREATE TABLE IF NOT EXISTS syncs (
     sync_id INTEGER PRIMARY KEY,
     worker_name TEXT NOT NULL,

@@ -9,12 +9,13 @@ from hetero_rl.hub.stores.connection import JournalConnection
 from hetero_rl.hub.stores.sqlite_fleet import FleetTables
 from hetero_rl.hub.stores.sqlite_groups import GroupTables
 from hetero_rl.hub.stores.sqlite_results import ResultTables
+from hetero_rl.hub.stores.sqlite_scores import ScoreTables
 from hetero_rl.hub.stores.sqlite_steps import StepTables
 
 __all__ = ["SqliteStore"]
 
 
-class SqliteStore(GroupTables, ResultTables, StepTables, FleetTables, HubStore):
+class SqliteStore(GroupTables, ResultTables, StepTables, ScoreTables, FleetTables, HubStore):
     """`HubStore` on a file. The tables are in `schema`; each base class holds the statements of some of them."""
 
     def __init__(self, path: Path) -> None:

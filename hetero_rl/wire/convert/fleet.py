@@ -3,22 +3,37 @@
 from google.protobuf import timestamp_pb2
 
 from hetero_rl.v1 import fleet_service_pb2
+from hetero_rl.wire.columns import Float32Bytes, Int32Bytes
 from hetero_rl.wire.convert import fields
 from hetero_rl.wire.convert.run import run_description_from_proto, run_description_to_proto
+from hetero_rl.wire.convert.trajectories import score_batch_from_proto, score_batch_to_proto
 from hetero_rl.wire.convert.weights import probe_result_from_proto, probe_result_to_proto
+from hetero_rl.wire.convert.work import lengths_of
 from hetero_rl.wire.convert.workers import (
     capabilities_from_proto,
     capabilities_to_proto,
     numerics_from_proto,
     numerics_to_proto,
 )
-from hetero_rl.wire.messages import Event, QueueCounts, RunStatus, WorkerState, WorkerSummary
+from hetero_rl.wire.messages import (
+    DataType,
+    Event,
+    ProbeCard,
+    QueueCounts,
+    RunStatus,
+    ScoreStatus,
+    WorkerState,
+    WorkerSummary,
+)
 
 __all__ = [
+    "calibration_card_from_proto",
     "event_from_proto",
     "event_to_proto",
     "run_status_from_proto",
     "run_status_to_proto",
+    "score_status_from_proto",
+    "score_status_to_proto",
     "worker_summary_from_proto",
     "worker_summary_to_proto",
 ]
@@ -147,4 +162,27 @@ def event_from_proto(message: fleet_service_pb2.Event) -> Event:
         kind=message.kind,
         worker_name=message.worker_name,
         message=message.message,
+    )
+
+
+def score_status_to_proto(status: ScoreStatus) -> fleet_service_pb2.GetScoreResponse:
+    """Packs what became of a score."""
+    message = fleet_service_pb2.GetScoreResponse(worker_name=status.worker_name, failure=status.failure)
+    if status.scores is not None:
+        message.scores.CopyFrom(score_batch_to_proto(status.scores))
+    return message
+
+
+def score_status_from_proto(message: fleet_service_pb2.GetScoreResponse) -> ScoreStatus:
+    """Unpacks what became of a score."""
+    scores = score_batch_from_proto(message.scores) if message.HasField("scores") else None
+    return ScoreStatus(worker_name=message.worker_name, scores=scores, failure=message.failure)
+
+
+def calibration_card_from_proto(message: fleet_service_pb2.RequestCalibrationRequest) -> ProbeCard:
+    """Unpacks the sequences of a calibration; log-probabilities, which it need not have, are left out."""
+    lengths = lengths_of(message.card, "lengths")
+    token_ids = fields.column_of(message.card, "token_ids", DataType.INT32, length=sum(lengths))
+    return ProbeCard(
+        lengths=lengths, token_ids=Int32Bytes(token_ids), log_probs=Float32Bytes(b""), tolerance=1.0
     )

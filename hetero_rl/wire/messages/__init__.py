@@ -11,6 +11,7 @@ from hetero_rl.wire.messages.fleet import (
     Event,
     QueueCounts,
     RunStatus,
+    ScoreStatus,
     WorkerSummary,
 )
 from hetero_rl.wire.messages.run import (
@@ -98,6 +99,7 @@ __all__ = [
     "RunStatus",
     "SamplingParameters",
     "ScoreBatch",
+    "ScoreStatus",
     "ScoreWork",
     "SequenceOutcome",
     "Submission",

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from hetero_rl.wire.messages.run import RunDescription
+from hetero_rl.wire.messages.trajectories import ScoreBatch
 from hetero_rl.wire.messages.weights import ProbeResult
 from hetero_rl.wire.messages.workers import Capabilities, NumericsRecord, WorkerState
 
@@ -11,6 +12,7 @@ __all__ = [
     "Event",
     "QueueCounts",
     "RunStatus",
+    "ScoreStatus",
     "WorkerSummary",
 ]
 
@@ -74,3 +76,14 @@ class Event:
     kind: str
     worker_name: str
     message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreStatus:
+    """What became of one score that a calibration asked for."""
+
+    worker_name: str
+    scores: ScoreBatch | None = None
+    """None until they are there."""
+    failure: str = ""
+    """Why they will never come; empty otherwise."""

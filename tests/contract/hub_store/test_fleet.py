@@ -4,10 +4,13 @@ import dataclasses
 
 from hetero_rl.hub.stores.records import (
     ProbeRow,
+    ScoreRow,
+    ScoreState,
+    SubmissionId,
     SyncRow,
     WorkerRow,
 )
-from hetero_rl.wire.columns import float32_column
+from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.messages import (
     ProbeResult,
     WeightSync,
@@ -93,3 +96,36 @@ class TestFleet:
         store.count("a")
         store.count("a", 4)
         assert store.counters() == {"a": 5}
+
+
+class TestScores:
+    ROW = ScoreRow(
+        score_id="s000001",
+        worker_name="w1",
+        weight_version=3,
+        lengths=(2, 3),
+        token_ids=int32_column([1, 2, 3, 4, 5]),
+    )
+
+    def test_a_score_comes_back_and_waits_for_its_worker(self, store):
+        store.put_score(self.ROW)
+        assert store.score("s000001") == self.ROW
+        assert store.score("s000002") is None
+        assert store.queued_scores("w1") == (self.ROW,)
+        assert store.queued_scores("w2") == ()
+        assert store.count_scores() == 1
+
+    def test_a_score_that_is_done_is_known_by_its_submission(self, store):
+        key = SubmissionId("w1", 1, 9)
+        done = dataclasses.replace(
+            self.ROW,
+            state=ScoreState.DONE,
+            submission=key,
+            log_probs=bytes(float32_column([-1.0, -2.0, -3.0])),
+        )
+        store.put_score(self.ROW)
+        store.put_score(done)
+        assert store.score("s000001") == done
+        assert store.queued_scores("w1") == ()
+        assert store.has_score_submission(key)
+        assert not store.has_score_submission(SubmissionId("w1", 1, 10))

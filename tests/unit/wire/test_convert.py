@@ -245,6 +245,11 @@ PLAIN = {
         fleet_service_pb2.GetRunStatusResponse,
         fleet.run_status_from_proto,
     ),
+    m.ScoreStatus: (
+        fleet.score_status_to_proto,
+        fleet_service_pb2.GetScoreResponse,
+        fleet.score_status_from_proto,
+    ),
     m.Event: (fleet.event_to_proto, fleet_service_pb2.Event, fleet.event_from_proto),
 }
 

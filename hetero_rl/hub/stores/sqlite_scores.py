@@ -1,0 +1,52 @@
+"""Statements on scores that somebody asked for."""
+
+from hetero_rl.hub.stores.base import HubStore
+from hetero_rl.hub.stores.codec import decode, encode
+from hetero_rl.hub.stores.connection import JournalConnection
+from hetero_rl.hub.stores.records import ScoreRow, ScoreState, SubmissionId
+
+__all__ = ["ScoreTables"]
+
+
+class ScoreTables(HubStore):
+    """Table `scores`."""
+
+    _journal: JournalConnection
+
+    def put_score(self, row: ScoreRow) -> None:
+        """See `HubStore`."""
+        self._journal.execute(
+            "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?)",
+            (
+                row.score_id,
+                row.worker_name,
+                int(row.state),
+                None if row.submission is None else _key(row.submission),
+                encode(row),
+            ),
+        )
+
+    def score(self, score_id: str) -> ScoreRow | None:
+        """See `HubStore`."""
+        row = self._journal.row("SELECT row FROM scores WHERE score_id = ?", (score_id,))
+        return None if row is None else decode(ScoreRow, row[0])
+
+    def queued_scores(self, worker_name: str) -> tuple[ScoreRow, ...]:
+        """See `HubStore`."""
+        rows = self._journal.rows(
+            "SELECT row FROM scores WHERE worker_name = ? AND state = ? ORDER BY score_id",
+            (worker_name, int(ScoreState.QUEUED)),
+        )
+        return tuple(decode(ScoreRow, row[0]) for row in rows)
+
+    def count_scores(self) -> int:
+        """See `HubStore`."""
+        return int(self._journal.rows("SELECT count(*) FROM scores")[0][0])
+
+    def has_score_submission(self, key: SubmissionId) -> bool:
+        """See `HubStore`."""
+        return self._journal.row("SELECT 1 FROM scores WHERE submission = ?", (_key(key),)) is not None
+
+
+def _key(submission: SubmissionId) -> str:
+    return f"{submission.worker_name}/{submission.worker_epoch}/{submission.sequence}"
