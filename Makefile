@@ -5,7 +5,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 PROTO_VENV = $(VENV)-proto
 PARITY_VENV = $(VENV)-parity
 
-.PHONY: help install train test test-parity lint format proto proto-baseline clean
+.PHONY: help install train test test-parity chaos fuzz lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,12 @@ $(PARITY_VENV)/.installed: constraints-parity.txt
 
 test-parity: $(PARITY_VENV)/.installed  ## Compares the estimators with trl, verl and arviz, in an environment of their own.
 	PYTHONPATH=. $(PARITY_VENV)/bin/python -m pytest -c tests/parity/pytest.ini --rootdir . tests/parity
+
+chaos: $(VENV)/.installed-test  ## Kills hub, trainer and workers for CHAOS_SECONDS (600), from CHAOS_SEED on.
+	CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(VENV)/bin/python -m pytest -s tests/chaos/test_kills.py
+
+fuzz: $(VENV)/.installed-test  ## Sends FUZZ_MESSAGES (200000) hostile messages to a hub.
+	FUZZ_MESSAGES=$${FUZZ_MESSAGES:-200000} $(VENV)/bin/python -m pytest -s tests/chaos/test_fuzz.py
 
 lint: $(VENV)/.installed-test  ## Style, types and protocol rules.
 	$(VENV)/bin/ruff check .

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hetero_rl.errors import DamagedError, DiskFullError, InvalidMessageError, RefusedError, StorageError
+from hetero_rl.failpoints import reach
 from hetero_rl.wire.messages import BlobReference
 
 __all__ = ["BlobStore", "LocalBlobStore", "MemoryBlobStore", "Upload"]
@@ -173,7 +174,9 @@ class LocalBlobStore(BlobStore):
     def publish(self, blob: BlobReference) -> None:
         """Moves a checked and synced upload under its digest, durably."""
         with self._lock:
+            reach("blob.before_rename")
             (self._partial / blob.digest).replace(self._directory / blob.digest)
+            reach("blob.after_rename")
             directory = os.open(self._directory, os.O_RDONLY)
             try:
                 os.fsync(directory)

@@ -21,14 +21,13 @@ closes the store, and later calls are refused with SHUTTING_DOWN.
 import asyncio
 import dataclasses
 import logging
-import os
 import queue
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hetero_rl.errors import FencedError, HeteroRLError, InvalidMessageError, RefusedError, StorageError
+from hetero_rl.failpoints import reach
 from hetero_rl.hub.handlers.context import HubContext, Topic
 
 __all__ = ["Board", "HubCore"]
@@ -92,14 +91,11 @@ class HubCore:
     Args:
         context: What the handlers work on. Nobody else may touch its store from now on.
         loop: Event loop of the servicers.
-        failpoint: Where to die, for tests of crashes: PLACE:HANDLER, PLACE being "before_commit" or
-            "after_commit_before_ack", such as "before_commit:submit_results". Empty: nowhere.
     """
 
-    def __init__(self, context: HubContext, loop: asyncio.AbstractEventLoop, failpoint: str = "") -> None:
+    def __init__(self, context: HubContext, loop: asyncio.AbstractEventLoop) -> None:
         self._context = context
         self._loop = loop
-        self._failpoint = failpoint
         self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="hub-core", daemon=True)
@@ -177,7 +173,7 @@ class HubCore:
             store.begin()
             for call in calls:
                 self._run_one(call)
-            self._fail_at("before_commit", calls)
+            _mark("before_commit", calls)
             wrote = store.commit()
         except StorageError as error:
             _logger.warning("nothing was stored: %s", error)
@@ -186,7 +182,7 @@ class HubCore:
             return error
         if wrote:
             self._set_writable(works=True)
-            self._fail_at("after_commit_before_ack", calls)
+            _mark("after_commit_before_ack", calls)
         return None
 
     def _set_writable(self, *, works: bool) -> None:
@@ -218,10 +214,6 @@ class HubCore:
         if name:
             self._context.store.count(name)
 
-    def _fail_at(self, place: str, calls: Sequence[_Call]) -> None:
-        if any(self._failpoint == f"{place}:{call.name}" and call.error is None for call in calls):
-            os.kill(os.getpid(), signal.SIGKILL)
-
     # --- on the event loop ------------------------------------------------------------------------------------------
 
     def _deliver(self, calls: Sequence[_Call], topics: Topic) -> None:
@@ -234,6 +226,13 @@ class HubCore:
                 call.done.set_result(call.result)
         if topics:
             self.board.post(topics)
+
+
+def _mark(place: str, calls: Sequence[_Call]) -> None:
+    """Failpoints PLACE:HANDLER of the calls that were not refused."""
+    for call in calls:
+        if call.error is None:
+            reach(f"{place}:{call.name}")
 
 
 def counter_of(error: Exception) -> str | None:

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -52,7 +51,6 @@ from hetero_rl.wire.credentials import check_listen_address, server_credentials
 __all__ = ["ADDRESS_FILE", "RunningHub", "hub_settings", "running_hub", "running_local_hub"]
 
 ADDRESS_FILE = "address"
-FAILPOINT_VARIABLE = "HETERO_RL_FAILPOINT"
 GRACE_SECONDS = 10.0
 _MOST_CONCURRENT_CALLS = (
     1024  # each worker has about four under way, most of them waiting; the surplus is refused at once
@@ -101,7 +99,7 @@ async def running_hub(
     security = security or SecurityConfig()
     check_listen_address(listen, security)
     context = HubContext(store, SystemClock(), settings, blobs)
-    core = HubCore(context, asyncio.get_running_loop(), os.environ.get(FAILPOINT_VARIABLE, ""))
+    core = HubCore(context, asyncio.get_running_loop())
     try:
         server, address = await _start_server(core, blobs, settings, listen, security)
         sweeper = asyncio.create_task(_sweep_forever(core, sweep_seconds), name="hub-sweeper")

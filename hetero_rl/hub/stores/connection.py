@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetero_rl.errors import DamagedError, DiskFullError, HeteroRLError, StorageError
+from hetero_rl.errors import DamagedError, DiskFullError, HeteroRLError, InvalidMessageError, StorageError
 from hetero_rl.hub.stores.base import ConflictError
 from hetero_rl.hub.stores.schema import ADDED_TABLES, SCHEMA, SCHEMA_VERSION
 
@@ -110,29 +110,29 @@ class JournalConnection:
         """Runs a statement; returns the row id that it inserted, or 0."""
         try:
             return self._connection.execute(statement, tuple(values)).lastrowid or 0
-        except sqlite3.Error as error:
-            raise storage_error(error, self._path) from error
+        except (sqlite3.Error, OverflowError) as error:
+            raise _problem(error, self._path) from error
 
     def execute_many(self, statement: str, rows: Iterable[Row]) -> None:
         """Runs a statement for each row."""
         try:
             self._connection.executemany(statement, rows)
-        except sqlite3.Error as error:
-            raise storage_error(error, self._path) from error
+        except (sqlite3.Error, OverflowError) as error:
+            raise _problem(error, self._path) from error
 
     def update(self, statement: str, values: Iterable[Any]) -> int:
         """Runs an update or delete; returns the number of rows it changed."""
         try:
             return self._connection.execute(statement, tuple(values)).rowcount
-        except sqlite3.Error as error:
-            raise storage_error(error, self._path) from error
+        except (sqlite3.Error, OverflowError) as error:
+            raise _problem(error, self._path) from error
 
     def rows(self, statement: str, values: Iterable[Any] = ()) -> list[Row]:
         """All rows of a query."""
         try:
             return self._connection.execute(statement, tuple(values)).fetchall()
-        except sqlite3.Error as error:
-            raise storage_error(error, self._path) from error
+        except (sqlite3.Error, OverflowError) as error:
+            raise _problem(error, self._path) from error
 
     def row(self, statement: str, values: Iterable[Any] = ()) -> Row | None:
         """First row of a query."""
@@ -145,3 +145,10 @@ class JournalConnection:
             self._connection.close()
         except sqlite3.Error as error:
             raise storage_error(error, self._path) from error
+
+
+def _problem(error: Exception, path: Path) -> HeteroRLError:
+    """What a failed statement means; a number beyond 63 bits came from a caller."""
+    if isinstance(error, sqlite3.Error):
+        return storage_error(error, path)
+    return InvalidMessageError(f"a number is larger than the journal holds (2^63 - 1): {error}")

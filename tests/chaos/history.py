@@ -1,0 +1,109 @@
+"""What happened in a chaos run, one JSON line each, and the pure function that judges it.
+
+Every process appends to one file with O_APPEND, so lines are whole and in the order in which they were written, and a process that is
+killed takes nothing with it. Events:
+
+    acknowledged   worker, epoch, sequence, samples {"GROUP/INDEX": digest of its tokens and log-probabilities}
+    taken          trainer_epoch, step, samples {"GROUP/INDEX": digest}, lags [..]
+    killed         role, how
+"""
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+__all__ = ["Applied", "History", "judge"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Applied:
+    """One optimizer step of the final state: what the last checkpoint says changed the weights."""
+
+    step: int
+    samples: dict
+    lags: list
+
+
+class History:
+    """Appends to a history file, or reads it."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+
+    def note(self, event, **fields):
+        line = json.dumps({"event": event, **fields}, sort_keys=True) + "\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def read(self):
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+
+def judge(events, applied, *, total_steps, max_lag, samples_per_step):
+    """Everything that is wrong with a finished run; empty when it kept its promises.
+
+    Args:
+        events: Of the history, in order.
+        applied: The `Applied` steps of the final checkpoint.
+        total_steps: Steps that the run had to take.
+        max_lag: Bound of every sample's lag.
+        samples_per_step: Samples of a whole batch.
+    """
+    return [
+        *_steps(applied, total_steps, samples_per_step),
+        *_twice(applied),
+        *_lags(applied, max_lag),
+        *_acknowledged(events, applied),
+        *_taken(events, applied),
+    ]
+
+
+def _steps(applied, total_steps, samples_per_step):
+    steps = [item.step for item in applied]
+    if steps != list(range(1, total_steps + 1)):
+        yield f"steps are {steps}, expected 1 to {total_steps}"
+    for item in applied:
+        if len(item.samples) != samples_per_step:
+            yield f"step {item.step} has {len(item.samples)} samples, expected {samples_per_step}"
+
+
+def _twice(applied):
+    counted = Counter(sample for item in applied for sample in item.samples)
+    for sample, count in sorted(counted.items()):
+        if count > 1:
+            yield f"{sample} changed the weights {count} times"
+
+
+def _lags(applied, max_lag):
+    for item in applied:
+        for lag in item.lags:
+            if not 0 <= lag <= max_lag:
+                yield f"step {item.step} has a sample of lag {lag}, the bound is {max_lag}"
+
+
+def _acknowledged(events, applied):
+    """An acknowledged sample is applied with the content that was acknowledged."""
+    final = {sample: digest for item in applied for sample, digest in item.samples.items()}
+    for event in events:
+        if event["event"] != "acknowledged":
+            continue
+        for sample, digest in event["samples"].items():
+            if sample not in final:
+                yield f"{sample} was acknowledged to {event['worker']} and lost"
+            elif final[sample] != digest:
+                yield f"{sample} was acknowledged to {event['worker']} and other content was trained"
+
+
+def _taken(events, applied):
+    """A step that is handed out again, after a crash, is the same step."""
+    final = {item.step: item.samples for item in applied}
+    for event in events:
+        if event["event"] == "taken" and event["samples"] != final.get(event["step"], event["samples"]):
+            yield f"step {event['step']} was handed out with other samples before"

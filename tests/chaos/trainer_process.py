@@ -1,0 +1,229 @@
+"""A trainer without a model: `python -m tests.chaos.trainer_process ADDRESS DIRECTORY SETTINGS`.
+
+It keeps the contract of the real one, which the promises rest on: what changed the weights is what the last durable checkpoint says, a
+step is checkpointed before or after it is committed, and a resume begins at the checkpoint. The "weights" are the list of samples.
+"""
+
+import dataclasses
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from hetero_rl.errors import UnreachableError
+from hetero_rl.failpoints import reach
+from hetero_rl.files import write_whole
+from hetero_rl.weights.full import encode_full
+from hetero_rl.weights.model_files import collect_model_files, model_digests
+from hetero_rl.wire.blocking_clients import TrainingClient
+from hetero_rl.wire.columns import int32_column
+from hetero_rl.wire.messages import (
+    Disposition,
+    Limits,
+    PromptGroup,
+    RunRequest,
+    SamplingParameters,
+    SequenceOutcome,
+)
+from tests.chaos.history import Applied, History
+
+PATIENCE = 300.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """A small run."""
+
+    total_steps: int
+    groups_per_step: int
+    group_size: int
+    max_lag: int
+    tokens: int
+    checkpoint_every: int
+
+
+class Trainer:
+    """Takes, "trains", checkpoints, commits, publishes."""
+
+    def __init__(self, client, directory, settings):
+        self.client = client
+        self.directory = directory
+        self.settings = settings
+        self.history = History(directory / "history.jsonl")
+        self.applied = read_applied(directory)
+        self.checkpointed = len(self.applied)
+        self.sampling = SamplingParameters(max_new_tokens=settings.tokens, stop_token_ids=())
+
+    def run(self):
+        grant = self.call(self.client.open_run, self.run_request())
+        self.version = grant.latest_weight_version
+        self.ordinal = grant.next_train_ordinal
+        self.epoch = grant.trainer_epoch
+        self.upload_model()
+        self.publish()
+        while len(self.applied) < self.settings.total_steps:
+            self.enqueue()
+            groups = self.call(self.client.take_batch, len(self.applied) + 1, 1.0)
+            if groups is not None:
+                self.step(groups)
+        self.call(self.client.close_run, complete=True)
+
+    def step(self, groups):
+        step = len(self.applied) + 1
+        samples, lags = content(groups, step)
+        self.history.note("taken", step=step, samples=samples, trainer_epoch=self.epoch)
+        self.applied.append(Applied(step, samples, lags))
+        due = step % self.settings.checkpoint_every == 0 or step == self.settings.total_steps
+        if due:
+            self.checkpoint()
+        reach("trainer.before_commit")
+        self.call(self.client.commit_step, step, outcomes(groups, step))
+        reach("trainer.after_commit")
+        self.publish()
+        if due:
+            self.call(self.client.commit_checkpoint, step, max(0, step - self.settings.checkpoint_every))
+            reach("trainer.after_commit_checkpoint")
+
+    def checkpoint(self):
+        reach("trainer.before_checkpoint")
+        text = json.dumps([dataclasses.asdict(item) for item in self.applied])
+        write_whole(self.directory / "checkpoint.json", text)
+        self.checkpointed = len(self.applied)
+        reach("trainer.after_checkpoint")
+
+    def enqueue(self):
+        ahead = (len(self.applied) + 2 + self.settings.max_lag) * self.settings.groups_per_step
+        last = min(ahead, self.settings.total_steps * self.settings.groups_per_step)
+        new = [
+            PromptGroup(
+                group_id=f"g{ordinal}",
+                ordinal=ordinal,
+                prompt_token_ids=int32_column([3, ordinal % 16]),
+                group_size=self.settings.group_size,
+                sampling=self.sampling,
+            )
+            for ordinal in range(self.ordinal, last)
+        ]
+        if new:
+            self.call(self.client.enqueue_groups, new)
+            self.ordinal = last
+
+    def publish(self):
+        import torch
+
+        self.version += 1
+        weights = {"weight": torch.full((3,), float(len(self.applied)))}
+        directory = self.directory / "encoded" / str(self.version)
+        encoded = encode_full(weights, directory, version=self.version, step=len(self.applied))
+        for blob in encoded.blobs:
+            self.put(blob.reference, blob.chunks)
+        reach("trainer.before_publish")
+        self.call(self.client.publish_version, encoded.manifest)
+        reach("trainer.after_publish")
+
+    def upload_model(self):
+        for file, path in collect_model_files(self.directory / "model"):
+            self.put(file.blob, lambda path=path: iter([path.read_bytes()]))
+
+    def put(self, reference, chunks):
+        self.call(lambda: self.client.put_blob(reference, chunks()))
+
+    def run_request(self):
+        model = self.directory / "model"
+        return RunRequest(
+            run_id="chaos",
+            groups_per_step=self.settings.groups_per_step,
+            max_lag=self.settings.max_lag,
+            total_steps=self.settings.total_steps,
+            model_digests=model_digests(model),
+            model_files=tuple(file for file, _ in collect_model_files(model)),
+            sampling=self.sampling,
+            limits=Limits(
+                max_message_bytes=2**22,
+                max_prompt_tokens=16,
+                max_completion_tokens=self.settings.tokens,
+                max_group_size=self.settings.group_size,
+                vocabulary_size=16,
+            ),
+            config_json="{}",
+            software_version="0",
+            resume_step=len(self.applied),
+        )
+
+    def call(self, method, *arguments, **named):
+        """Repeats a call until the hub answers."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return method(*arguments, **named)
+            except UnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+
+def read_applied(directory):
+    """What the last checkpoint says was applied."""
+    path = directory / "checkpoint.json"
+    return [Applied(**item) for item in json.loads(path.read_text())] if path.exists() else []
+
+
+def content(groups, step):
+    """Digest of every sample of a batch by its name, and the lags of its oldest tokens."""
+    samples, lags = {}, []
+    for finished in groups:
+        for batch in finished.batches:
+            samples |= sample_digests(batch)
+            lags += [
+                step - 1 - min(finished.version_steps[span.weight_version] for span in spans)
+                for spans in spans_by_sample(batch)
+            ]
+    return samples, lags
+
+
+def sample_digests(batch):
+    """Digest of the token ids and log-probabilities of every sample, by GROUP/INDEX."""
+    digests, start = {}, 0
+    for index, length in zip(batch.sample_indices, batch.lengths, strict=True):
+        columns = (bytes(batch.token_ids), bytes(batch.log_probs))
+        cut = b"".join(column[4 * start : 4 * (start + length)] for column in columns)
+        digests[f"{batch.group_id}/{index}"] = hashlib.sha256(cut).hexdigest()[:16]
+        start += length
+    return digests
+
+
+def spans_by_sample(batch):
+    spans = [[] for _ in batch.sample_indices]
+    for span in batch.version_spans:
+        spans[span.sample].append(span)
+    return spans
+
+
+def outcomes(groups, step):
+    return [
+        SequenceOutcome(
+            group_id=finished.group.group_id,
+            sample_index=index,
+            reward=0.0,
+            advantage=0.0,
+            log_importance_ratio=0.0,
+            coefficient=1.0,
+            mean_absolute_gap=0.0,
+            max_absolute_gap=0.0,
+            lag=step - 1 - min(finished.version_steps[span.weight_version] for span in spans),
+            disposition=Disposition.TRAINED,
+        )
+        for finished in groups
+        for batch in finished.batches
+        for index, spans in zip(batch.sample_indices, spans_by_sample(batch), strict=True)
+    ]
+
+
+def main(address, directory, settings):
+    with TrainingClient(address) as client:
+        Trainer(client, Path(directory), Settings(**json.loads(settings))).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
