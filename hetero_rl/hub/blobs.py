@@ -15,6 +15,7 @@ import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,6 +54,7 @@ class BlobStore(ABC):
     - A digest MUST be visible (`has`, `read`, `held_bytes` equal to the size) only after `finish` checked its bytes.
     - `held_bytes` MUST tell where an upload goes on, after a restart of the process too for a store on disk.
     - A finished blob MUST survive what a committed transaction survives.
+    - `digests` and `withdraw` MUST NOT touch the disk: they are called between the hub's transactions.
     - `delete` MUST be harmless for an unknown digest; what is deleted is `NOT_FOUND` from then on.
     """
 
@@ -75,6 +77,18 @@ class BlobStore(ABC):
     @abstractmethod
     def read(self, digest: str, offset: int, size: int) -> bytes:
         """Up to `size` bytes of a complete blob from `offset`; empty at its end. Raises RefusedError NOT_FOUND."""
+
+    @abstractmethod
+    def digests(self) -> Collection[str]:
+        """Digests of which bytes are held, complete or not, and to which no upload is open. Does not touch the disk."""
+
+    @abstractmethod
+    def withdraw(self, digest: str) -> None:
+        """Makes a blob unknown at once, without touching the disk; `purge` removes its bytes."""
+
+    @abstractmethod
+    def purge(self, digest: str) -> None:
+        """Removes the bytes of a withdrawn blob and of what was left of its upload, unless it has come back meanwhile."""
 
     @abstractmethod
     def delete(self, digest: str) -> None:
@@ -115,6 +129,7 @@ class LocalBlobStore(BlobStore):
         self._partial.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._sizes = {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
+        self._unfinished = {path.name for path in self._partial.iterdir()}
         self._owners: dict[str, object] = {}
 
     def has(self, blob: BlobReference) -> bool:
@@ -149,6 +164,26 @@ class LocalBlobStore(BlobStore):
         except FileNotFoundError as error:
             raise _not_found(digest) from error
 
+    def digests(self) -> Collection[str]:
+        """See `BlobStore`."""
+        with self._lock:
+            return (self._sizes.keys() | self._unfinished) - self._owners.keys()
+
+    def withdraw(self, digest: str) -> None:
+        """See `BlobStore`."""
+        with self._lock:
+            self._sizes.pop(digest, None)
+            self._unfinished.discard(digest)
+
+    def purge(self, digest: str) -> None:
+        """See `BlobStore`."""
+        with self._lock:
+            if digest in self._owners or digest in self._unfinished:
+                return
+            (self._partial / digest).unlink(missing_ok=True)
+            if digest not in self._sizes:
+                (self._directory / digest).unlink(missing_ok=True)
+
     def delete(self, digest: str) -> None:
         """See `BlobStore`."""
         with self._lock:
@@ -159,6 +194,15 @@ class LocalBlobStore(BlobStore):
         """Makes `upload` the one that may write `digest`."""
         with self._lock:
             self._owners[digest] = upload
+            self._unfinished.add(digest)
+
+    def disown(self, digest: str, upload: object) -> None:
+        """Ends an upload's right to write, if it still has it."""
+        with self._lock:
+            if self._owners.get(digest) is upload:
+                del self._owners[digest]
+            if not (self._partial / digest).exists():
+                self._unfinished.discard(digest)
 
     def check_owner(self, digest: str, upload: object) -> None:
         """Raises RefusedError when a newer upload took the digest over."""
@@ -244,6 +288,7 @@ class _LocalUpload(Upload):
     def close(self) -> None:
         with contextlib.suppress(OSError):  # every byte that counts was flushed by write
             self._file.close()
+        self._store.disown(self._blob.digest, self)
 
 
 class MemoryBlobStore(BlobStore):
@@ -277,6 +322,18 @@ class MemoryBlobStore(BlobStore):
         if digest not in self._blobs:
             raise _not_found(digest)
         return self._blobs[digest][offset : offset + size]
+
+    def digests(self) -> Collection[str]:
+        """See `BlobStore`."""
+        return (self._blobs.keys() | self._partial.keys()) - self._owners.keys()
+
+    def withdraw(self, digest: str) -> None:
+        """See `BlobStore`."""
+        self._blobs.pop(digest, None)
+        self._partial.pop(digest, None)
+
+    def purge(self, digest: str) -> None:
+        """See `BlobStore`."""
 
     def delete(self, digest: str) -> None:
         """See `BlobStore`."""
@@ -316,4 +373,5 @@ class _MemoryUpload(Upload):
         self._blobs[self._blob.digest] = bytes(self._bytes)
 
     def close(self) -> None:
-        pass
+        if self._owners.get(self._blob.digest) is self:
+            del self._owners[self._blob.digest]

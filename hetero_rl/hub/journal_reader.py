@@ -167,9 +167,17 @@ class JournalReader:
             row = VersionRow(version, step, state_digest, abandoned=bool(abandoned), pruned=bool(pruned))
             yield row, decode(WeightManifest, manifest)
 
+    def routes(self) -> Iterator[tuple[WeightManifest, bool]]:
+        """Ways to versions besides each one's own manifest, by version, and whether their blobs are kept."""
+        if not self._has_table("routes"):
+            return
+        rows = self._rows("SELECT manifest, pruned FROM routes ORDER BY version, base_version")
+        for manifest, pruned in rows:
+            yield decode(WeightManifest, manifest), not pruned
+
     def syncs(self) -> tuple[SyncRow, ...]:
         """How workers came to weight versions, in the order in which the hub heard of it; empty in an older journal."""
-        if not self._rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'syncs'"):
+        if not self._has_table("syncs"):
             return ()
         return tuple(map(sync_row, self._rows(SELECT_SYNCS)))
 
@@ -228,6 +236,10 @@ class JournalReader:
                 found[group_id, sample_index] = log_probs[start : start + 4 * length]
                 start += 4 * length
         return found
+
+    def _has_table(self, name: str) -> bool:
+        """False in a journal that no hub of this release has opened."""
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", name))
 
     def _named_rows(self, statement: str, *values: object) -> list[dict[str, Any]]:
         try:

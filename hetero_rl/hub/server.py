@@ -3,7 +3,8 @@
     event loop                                            threads
       gRPC server ─► servicers ─► core.run ────────────►  hub-core (handlers, journal)
                           └─────► asyncio.to_thread ───►  pool (blob files, large conversions)
-      sweeper: every second core.run(sweep) and, while the journal fails, core.run(probe)
+      sweepers: every second core.run(sweep) and, while the journal fails, core.run(probe);
+                every minute core.run(unnamed_blobs) ─► pool (their bytes)
       stop event ◄── SIGTERM, SIGINT, end of stdin (when a trainer started this hub)
 
 Stopping, in this order: health says NOT_SERVING and long polls return with what they have; the server takes no new calls
@@ -29,6 +30,7 @@ from hetero_rl.hub.callers import Callers
 from hetero_rl.hub.clock import SystemClock
 from hetero_rl.hub.core import HubCore
 from hetero_rl.hub.handlers.context import HubContext, HubSettings
+from hetero_rl.hub.handlers.versions import unnamed_blobs
 from hetero_rl.hub.handlers.workers import sweep
 from hetero_rl.hub.servicers.authorization import Authorization
 from hetero_rl.hub.servicers.calls import TolerantDecoding
@@ -52,6 +54,7 @@ __all__ = ["ADDRESS_FILE", "RunningHub", "hub_settings", "running_hub", "running
 
 ADDRESS_FILE = "address"
 GRACE_SECONDS = 10.0
+_BLOB_SWEEP_SECONDS = 60.0
 _MOST_CONCURRENT_CALLS = (
     1024  # each worker has about four under way, most of them waiting; the surplus is refused at once
 )
@@ -102,15 +105,19 @@ async def running_hub(
     core = HubCore(context, asyncio.get_running_loop())
     try:
         server, address = await _start_server(core, blobs, settings, listen, security)
-        sweeper = asyncio.create_task(_sweep_forever(core, sweep_seconds), name="hub-sweeper")
+        sweepers = (
+            asyncio.create_task(_sweep_forever(core, sweep_seconds), name="hub-sweeper"),
+            asyncio.create_task(_sweep_blobs_forever(core, blobs), name="hub-blob-sweeper"),
+        )
         try:
             yield RunningHub(address, core)
         finally:
             core.board.close()
             await server.stop(GRACE_SECONDS)
-            sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sweeper
+            for sweeper in sweepers:
+                sweeper.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sweeper
     finally:
         await core.close()
 
@@ -169,6 +176,16 @@ async def _sweep_forever(core: HubCore, seconds: float) -> None:
                 await core.run(_probe)
         except HeteroRLError as error:
             _logger.warning("the sweep failed and is repeated: %s", error)
+
+
+async def _sweep_blobs_forever(core: HubCore, blobs: BlobStore) -> None:
+    while True:
+        await asyncio.sleep(_BLOB_SWEEP_SECONDS)
+        try:
+            for digest in await core.run(unnamed_blobs):
+                await asyncio.to_thread(blobs.purge, digest)
+        except HeteroRLError as error:
+            _logger.warning("blobs that nothing names could not be removed; that is repeated: %s", error)
 
 
 def _probe(context: HubContext) -> None:

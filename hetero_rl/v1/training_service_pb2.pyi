@@ -208,6 +208,22 @@ class PublishVersionRequest(_message.Message):
     def __init__(self, trainer_epoch: _Optional[int] = ..., manifest: _Optional[_Union[_weights_pb2.WeightManifest, _Mapping]] = ...) -> None: ...
 
 class PublishVersionResponse(_message.Message):
+    __slots__ = ("duplicate", "wanted_bases")
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_BASES_FIELD_NUMBER: _ClassVar[int]
+    duplicate: bool
+    wanted_bases: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, duplicate: bool = ..., wanted_bases: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AddWeightRouteRequest(_message.Message):
+    __slots__ = ("trainer_epoch", "manifest")
+    TRAINER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    trainer_epoch: int
+    manifest: _weights_pb2.WeightManifest
+    def __init__(self, trainer_epoch: _Optional[int] = ..., manifest: _Optional[_Union[_weights_pb2.WeightManifest, _Mapping]] = ...) -> None: ...
+
+class AddWeightRouteResponse(_message.Message):
     __slots__ = ("duplicate",)
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     duplicate: bool

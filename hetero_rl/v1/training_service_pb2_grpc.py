@@ -80,6 +80,11 @@ class TrainingServiceStub(object):
                 request_serializer=hetero__rl_dot_v1_dot_training__service__pb2.PublishVersionRequest.SerializeToString,
                 response_deserializer=hetero__rl_dot_v1_dot_training__service__pb2.PublishVersionResponse.FromString,
                 _registered_method=True)
+        self.AddWeightRoute = channel.unary_unary(
+                '/hetero_rl.v1.TrainingService/AddWeightRoute',
+                request_serializer=hetero__rl_dot_v1_dot_training__service__pb2.AddWeightRouteRequest.SerializeToString,
+                response_deserializer=hetero__rl_dot_v1_dot_training__service__pb2.AddWeightRouteResponse.FromString,
+                _registered_method=True)
         self.CommitCheckpoint = channel.unary_unary(
                 '/hetero_rl.v1.TrainingService/CommitCheckpoint',
                 request_serializer=hetero__rl_dot_v1_dot_training__service__pb2.CommitCheckpointRequest.SerializeToString,
@@ -152,6 +157,14 @@ class TrainingServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddWeightRoute(self, request, context):
+        """Adds another way to a version that is published: a full copy, or a delta against another base. Its blobs must be
+        stored. Workers that can take a cheaper way never notice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitCheckpoint(self, request, context):
         """Says that a checkpoint is durable, so that older data may be pruned.
         """
@@ -208,6 +221,11 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     servicer.PublishVersion,
                     request_deserializer=hetero__rl_dot_v1_dot_training__service__pb2.PublishVersionRequest.FromString,
                     response_serializer=hetero__rl_dot_v1_dot_training__service__pb2.PublishVersionResponse.SerializeToString,
+            ),
+            'AddWeightRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddWeightRoute,
+                    request_deserializer=hetero__rl_dot_v1_dot_training__service__pb2.AddWeightRouteRequest.FromString,
+                    response_serializer=hetero__rl_dot_v1_dot_training__service__pb2.AddWeightRouteResponse.SerializeToString,
             ),
             'CommitCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitCheckpoint,
@@ -437,6 +455,33 @@ class TrainingService(object):
             '/hetero_rl.v1.TrainingService/PublishVersion',
             hetero__rl_dot_v1_dot_training__service__pb2.PublishVersionRequest.SerializeToString,
             hetero__rl_dot_v1_dot_training__service__pb2.PublishVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddWeightRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero_rl.v1.TrainingService/AddWeightRoute',
+            hetero__rl_dot_v1_dot_training__service__pb2.AddWeightRouteRequest.SerializeToString,
+            hetero__rl_dot_v1_dot_training__service__pb2.AddWeightRouteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -185,12 +185,24 @@ class TrainingClient(_BlockingClient):
         if response.held_bytes < blob.size or blob.size == 0:
             self._upload(Upload(self._epoch, blob, chunks, response.held_bytes))
 
-    def publish_version(self, manifest: WeightManifest) -> None:
-        """Makes a weight version known; its blobs must be stored."""
+    def publish_version(self, manifest: WeightManifest) -> tuple[int, ...]:
+        """Makes a weight version known; its blobs must be stored.
+
+        Returns:
+            Versions that workers hold from which a merged delta to this one would be of use, newest first.
+        """
         request = training_service_pb2.PublishVersionRequest(
             trainer_epoch=self._epoch, manifest=weights.manifest_to_proto(manifest)
         )
-        self._call(self._stub.PublishVersion, request, "PublishVersion", self._deadlines.submit)
+        response = self._call(self._stub.PublishVersion, request, "PublishVersion", self._deadlines.submit)
+        return tuple(response.wanted_bases)
+
+    def add_route(self, manifest: WeightManifest) -> None:
+        """Adds another way to a version that is published; its blobs must be stored."""
+        request = training_service_pb2.AddWeightRouteRequest(
+            trainer_epoch=self._epoch, manifest=weights.manifest_to_proto(manifest)
+        )
+        self._call(self._stub.AddWeightRoute, request, "AddWeightRoute", self._deadlines.submit)
 
     def commit_checkpoint(self, step: int, oldest_kept_step: int) -> None:
         """Says that a checkpoint is durable."""

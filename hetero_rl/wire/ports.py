@@ -100,8 +100,15 @@ class TrainingPort(Protocol):
     def put_blob(self, blob: BlobReference, chunks: Iterator[bytes]) -> None:
         """Uploads a blob unless the hub has it; resumes a partial upload."""
 
-    def publish_version(self, manifest: WeightManifest) -> None:
-        """Makes a weight version known; its blobs must be stored."""
+    def publish_version(self, manifest: WeightManifest) -> tuple[int, ...]:
+        """Makes a weight version known; its blobs must be stored.
+
+        Returns:
+            Versions that workers hold from which a merged delta to this one would be of use, newest first.
+        """
+
+    def add_route(self, manifest: WeightManifest) -> None:
+        """Adds another way to a version that is published; its blobs must be stored."""
 
     def commit_checkpoint(self, step: int, oldest_kept_step: int) -> None:
         """Says that a checkpoint is durable."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Collection
 from typing import Protocol
 
 from hetero_rl.errors import FencedError, RefusedError
@@ -27,10 +28,16 @@ class Topic(enum.Flag):
 
 
 class BlobIndex(Protocol):
-    """Which blobs are stored, complete and verified."""
+    """Which blobs are stored, complete and verified. None of its methods touches a disk."""
 
     def has(self, blob: BlobReference) -> bool:
         """Whether the blob is there."""
+
+    def digests(self) -> Collection[str]:
+        """Digests of which bytes are held, complete or not, and to which nobody is writing."""
+
+    def withdraw(self, digest: str) -> None:
+        """Makes a blob unknown at once; `BlobStore.purge` removes its bytes later."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,8 @@ class HubSettings:
     """Optimizer steps of training groups kept in the queue at least; the run's max_lag is added. 0 derives it."""
     blob_grace: float = 600.0
     """How long a weight blob that somebody asked for is kept."""
+    unnamed_grace: float = 3600.0
+    """How long a blob that no weight version and no model file names is kept: its upload may be part of a publication."""
 
     @property
     def dead_after(self) -> float:
@@ -73,6 +82,10 @@ class Liveness:
     seen: dict[str, float] = dataclasses.field(default_factory=dict)
     reports: dict[str, WorkerReport] = dataclasses.field(default_factory=dict)
     blob_asked: dict[str, float] = dataclasses.field(default_factory=dict)
+    unnamed: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Blobs that nothing names, and since when that is known."""
+    loaded: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Weight version that each worker last said to have loaded."""
     trainer_connected: bool = False
 
 

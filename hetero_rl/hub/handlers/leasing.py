@@ -71,6 +71,7 @@ def lease_work(
             f"free_sequences is {free_sequences}: ask for work when there is room for it"
         )
     worker = current_worker(context, identity, alive=not waiting)
+    context.liveness.loaded[identity.worker_name] = loaded_weight_version
     run = context.known_run()
     reason = _state_reason(context, run, worker)
     rows: list[GroupRow] = []

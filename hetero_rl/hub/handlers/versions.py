@@ -1,26 +1,31 @@
-"""Weight versions: publishing, planning the way of a worker to one, and which blobs may go."""
+"""Weight versions: publishing, planning the way of a worker to one, and which blobs may go.
 
-from collections.abc import Collection, Sequence
+A version becomes known with one manifest, usually a delta. Others may follow (`add_route`): a full copy for late joiners, a
+merged delta for a worker that is behind. The hub never looks into a blob; which bytes are right, digests say.
+"""
+
+from collections.abc import Collection
 from itertools import accumulate
 
 from hetero_rl.errors import DamagedError, InvalidMessageError, RefusedError
 from hetero_rl.hub.handlers.context import HubContext, Topic
-from hetero_rl.hub.stores.records import VersionRow
+from hetero_rl.hub.handlers.routes import kept_versions, message_size, needed_ways, plan
 from hetero_rl.weights.manifest import check_follows
 from hetero_rl.wire.messages import WeightEncoding, WeightManifest, WorkerState
 from hetero_rl.wire.validation import check_manifest
 
 __all__ = [
+    "add_route",
     "get_plan",
-    "kept_versions",
     "latest_version",
-    "message_size",
-    "plan",
     "prune_versions",
     "publish_version",
+    "unnamed_blobs",
+    "wanted_bases",
 ]
 
-_FULL_COPIES = {WeightEncoding.FULL_RAW, WeightEncoding.FULL_PLANES}
+_MOST_WANTED_BASES = 4
+_GONE = {WorkerState.DEAD, WorkerState.LEFT}
 
 
 def publish_version(
@@ -40,14 +45,7 @@ def publish_version(
         raise InvalidMessageError(
             f"weight version {manifest.version} is not above the latest, {latest}: versions are never reused"
         )
-    check_manifest(manifest, run.request.limits.vocabulary_size)
-    missing = [blob.digest for blob in manifest.blobs if not context.blobs.has(blob)]
-    if missing:
-        raise RefusedError(
-            f"weight version {manifest.version} needs blob {missing[0]}, which is not stored: upload it first",
-            "NOT_FOUND",
-            {"digest": missing[0]},
-        )
+    _check_complete(context, manifest, run.request.limits.vocabulary_size)
     if manifest.base_version:
         _check_delta(context, manifest)
     context.store.add_version(manifest)
@@ -56,21 +54,88 @@ def publish_version(
     return False, prune_versions(context, {run.pruned_step, run.committed_step})
 
 
-def _check_delta(context: HubContext, manifest: WeightManifest) -> None:
-    """Refuses a delta that does not lead from a version of the run's history to this one, or that a worker cannot decode."""
+def add_route(
+    context: HubContext, trainer_epoch: int, manifest: WeightManifest
+) -> tuple[bool, tuple[str, ...]]:
+    """Makes another way to a published version known.
+
+    Returns:
+        Whether exactly this way was known already, and digests of blobs to delete once the call is durable.
+    """
+    run = context.trainer_run(trainer_epoch)
+    version, base_version = manifest.version, manifest.base_version
+    own = context.store.manifest(version)
+    if own is None:
+        raise InvalidMessageError(f"weight version {version} was never published: publish it first")
+    known = own if own.base_version == base_version else context.store.route(version, base_version)
+    if known == manifest:
+        return True, ()
+    if known is not None:
+        raise InvalidMessageError(f"another way from version {base_version} to {version} is known already")
+    _check_complete(context, manifest, run.request.limits.vocabulary_size)
+    _check_same_state(manifest, own)
+    if base_version:
+        _check_base(context, manifest)
+    context.store.add_route(manifest)
+    what = f"as a delta against version {base_version}" if base_version else "as a full copy"
+    context.event("weight_route_added", f"version {version} {what}")
+    return False, prune_versions(context, {run.pruned_step, run.committed_step})
+
+
+def _check_complete(context: HubContext, manifest: WeightManifest, vocabulary_size: int) -> None:
+    """Refuses a manifest that contradicts itself, or whose blobs are not all stored."""
+    check_manifest(manifest, vocabulary_size)
+    missing = [blob.digest for blob in manifest.blobs if not context.blobs.has(blob)]
+    if missing:
+        raise RefusedError(
+            f"weight version {manifest.version} needs blob {missing[0]}, which is not stored: upload it first",
+            "NOT_FOUND",
+            {"digest": missing[0]},
+        )
+
+
+def _check_same_state(manifest: WeightManifest, own: WeightManifest) -> None:
+    """Refuses another way that does not lead to the very bytes of the version."""
+
+    def state(of: WeightManifest) -> object:
+        tensors = [
+            (entry.name, entry.data_type, entry.shape, entry.digest, entry.tied_names) for entry in of.tensors
+        ]
+        return of.step, of.state_digest, of.probe_card, tensors
+
+    if state(manifest) != state(own):
+        raise InvalidMessageError(
+            f"the other way to weight version {own.version} leads to other tensors, another step or another probe card "
+            "than were published",
+            "WeightManifest.state_digest",
+        )
+
+
+def _check_base(context: HubContext, manifest: WeightManifest) -> None:
+    """Refuses a delta that does not lead from a version of the run's history to this one."""
     row, base = context.store.version(manifest.base_version), context.store.manifest(manifest.base_version)
     what = f"weight version {manifest.version} is a delta against {manifest.base_version}, which"
     if row is None or base is None:
         raise InvalidMessageError(f"{what} was never published: publish a full copy")
-    if row.abandoned or row.pruned:
-        state = "a resume took out of the history" if row.abandoned else "is no longer kept"
-        raise InvalidMessageError(f"{what} {state}: publish a full copy")
+    if row.abandoned:
+        raise InvalidMessageError(f"{what} a resume took out of the history: publish a full copy")
     try:
         check_follows(manifest, base)
     except DamagedError as error:
         raise InvalidMessageError(f"{error}: publish a full copy", "WeightManifest.tensors") from error
+
+
+def _check_delta(context: HubContext, manifest: WeightManifest) -> None:
+    """Refuses a delta that does not lead from a version of the run's history to this one, or that a worker cannot decode."""
+    _check_base(context, manifest)
+    row = context.store.version(manifest.base_version)
+    if row is not None and row.pruned:
+        raise InvalidMessageError(
+            f"weight version {manifest.version} is a delta against {manifest.base_version}, which is no longer kept: "
+            "publish a full copy"
+        )
     for worker in context.store.workers():
-        working = worker.state not in {WorkerState.DEAD, WorkerState.LEFT}
+        working = worker.state not in _GONE
         if working and WeightEncoding.ULP_DELTA not in worker.request.capabilities.weight_encodings:
             name = worker.request.worker_name
             raise RefusedError(
@@ -85,6 +150,20 @@ def latest_version(context: HubContext) -> int:
     return context.latest_version()
 
 
+def wanted_bases(context: HubContext) -> tuple[int, ...]:
+    """Versions that workers hold and from which several deltas lead to the latest: one merged delta would be smaller."""
+    latest = context.latest_version()
+    manifests = _kept_manifests(context)
+    encodings = frozenset(WeightEncoding)
+    wanted = []
+    for held in sorted(_held_versions(context) - {latest}, reverse=True):
+        way = plan(held, latest, encodings, manifests) or ()
+        row = context.store.version(held)
+        if len(way) > 1 and row is not None and not row.abandoned:
+            wanted.append(held)
+    return tuple(wanted[:_MOST_WANTED_BASES])
+
+
 def get_plan(
     context: HubContext, held_version: int, wanted_version: int, encodings: Collection[WeightEncoding]
 ) -> tuple[WeightManifest, ...]:
@@ -95,19 +174,17 @@ def get_plan(
     wanted = wanted_version or context.latest_version()
     if wanted in {held_version, 0}:
         return ()
-    manifest = context.store.manifest(wanted)
-    if manifest is None:
+    if context.store.version(wanted) is None:
         raise RefusedError(
             f"weight version {wanted} was never published", "UNKNOWN_VERSION", {"weight_version": str(wanted)}
         )
-    kept = {row.version for row in context.store.versions()}
-    if wanted not in kept:
+    manifests = _kept_manifests(context)
+    if not any(manifest.version == wanted for manifest in manifests):
         raise RefusedError(
             f"weight version {wanted} is no longer kept: ask for the latest",
             "NOT_FOUND",
             {"weight_version": str(wanted)},
         )
-    manifests = [found for version in sorted(kept) if (found := context.store.manifest(version))]
     chain = plan(held_version, wanted, encodings, manifests)
     if chain is None:
         names = ", ".join(sorted(encoding.name for encoding in encodings)) or "none"
@@ -129,94 +206,94 @@ def _first_part(chain: tuple[WeightManifest, ...], limit: int) -> tuple[WeightMa
     return chain[: max(1, sum(size <= limit for size in sizes))]
 
 
-def message_size(manifest: WeightManifest) -> int:
-    """No fewer bytes than a manifest takes on the wire."""
-    names = sum(
-        len(name.encode()) + 4 for entry in manifest.tensors for name in (entry.name, *entry.tied_names)
-    )
-    numbers = sum(70 + 10 * len(entry.shape) for entry in manifest.tensors)
-    digests = sum(len(entry.digest) + len(entry.base_digest) + 4 for entry in manifest.tensors)
-    card = manifest.probe_card
-    probe = len(card.token_ids) + len(card.log_probs) + 4 * len(card.lengths) + 100 if card else 0
-    return names + numbers + digests + 100 * len(manifest.blobs) + probe + 150
+def _kept_manifests(context: HubContext) -> tuple[WeightManifest, ...]:
+    """Every coding of every version whose blobs are there."""
+    own = [context.store.manifest(row.version) for row in context.store.versions()]
+    return (*(manifest for manifest in own if manifest is not None), *context.store.routes())
 
 
-def plan(
-    held_version: int,
-    wanted_version: int,
-    encodings: Collection[WeightEncoding],
-    manifests: Sequence[WeightManifest],
-) -> tuple[WeightManifest, ...] | None:
-    """The fewest bytes from one version to another, as manifests to apply in order; None when there is no way.
-
-    A version is reached by its own full copy, or by a delta on top of its base version. Each is coded once, so there is
-    one way back from the version wanted; it is cut off at the first version that is held or a full copy.
-
-    Args:
-        held_version: Version whose exact bytes the caller has; 0 is none.
-        wanted_version: Version wanted, another than the one held.
-        encodings: What the caller decodes.
-        manifests: Every version that can be fetched.
-    """
-    by_version = {manifest.version: manifest for manifest in manifests}
-    chain: list[WeightManifest] = []
-    version = wanted_version
-    while version != held_version:
-        manifest = by_version.get(version)
-        if manifest is None or manifest.encoding not in encodings:
-            return None
-        chain.insert(0, manifest)
-        if manifest.encoding in _FULL_COPIES:
-            break
-        version = manifest.base_version
-    return tuple(chain)
-
-
-def kept_versions(
-    versions: Sequence[VersionRow], checkpoints: Collection[int], asked: Collection[int]
-) -> frozenset[int]:
-    """Versions whose blobs stay: the latest two, the newest at or below each checkpoint's step, and those being fetched.
-
-    The one before the latest stays because a worker may have been told of it a moment ago.
-
-    Args:
-        versions: Every version whose blobs are there, ascending.
-        checkpoints: Steps of checkpoints that may be resumed from.
-        asked: Versions that somebody may be fetching.
-    """
-    keep = {*asked, *(row.version for row in versions[-2:])}
-    for step in checkpoints:
-        at_or_below = [row.version for row in versions if row.step <= step and not row.abandoned]
-        keep.update(at_or_below[-1:])
-    return frozenset(keep)
+def _held_versions(context: HubContext) -> set[int]:
+    """Versions that working workers last said to have loaded."""
+    loaded = context.liveness.loaded
+    working = [worker for worker in context.store.workers() if worker.state not in _GONE]
+    return {loaded.get(worker.request.worker_name, 0) for worker in working} - {0}
 
 
 def prune_versions(context: HubContext, checkpoints: Collection[int]) -> tuple[str, ...]:
-    """Marks versions that nobody needs as pruned; returns digests of blobs to delete once that is durable."""
-    rows = context.store.versions()
-    manifests = {row.version: context.store.manifest(row.version) for row in rows}
-    horizon = context.clock.monotonic() - context.settings.blob_grace
-    asked_blobs = {digest: at for digest, at in context.liveness.blob_asked.items() if at >= horizon}
-    context.liveness.blob_asked = asked_blobs
-    blobs = {
-        version: {blob.digest for blob in manifest.blobs}
-        for version, manifest in manifests.items()
-        if manifest
+    """Marks codings as pruned that no worker, checkpoint or late joiner needs.
+
+    Returns:
+        Digests of blobs to delete once that is durable.
+    """
+    manifests = _kept_manifests(context)
+    asked = _asked_blobs(context)
+    fetched = {
+        (manifest.version, manifest.base_version)
+        for manifest in manifests
+        if any(blob.digest in asked for blob in manifest.blobs)
     }
-    asked = {version for version, digests in blobs.items() if digests & asked_blobs.keys()}
-    keep = set(kept_versions(rows, checkpoints, asked))
-    for version in sorted(keep, reverse=True):  # what a kept delta builds on is kept, too
-        manifest = manifests.get(version)
-        while manifest is not None and manifest.base_version:
-            keep.add(manifest.base_version)
-            manifest = manifests.get(manifest.base_version)
-    dropped = blobs.keys() - keep
-    for version in sorted(dropped):
-        context.store.mark_version_pruned(version)
-    kept_blobs = {digest for version in blobs.keys() & keep for digest in blobs[version]} | _model_blobs(
-        context
-    )
-    return tuple(sorted({digest for version in dropped for digest in blobs[version]} - kept_blobs))
+    targets = kept_versions(context.store.versions(), checkpoints, {version for version, _ in fetched})
+    needed = needed_ways(manifests, targets, _held_versions(context), context.latest_version()) | fetched
+    needed |= {
+        _own_way(context, version) for version in kept_versions(context.store.versions(), checkpoints, ())
+    }
+    kept, dropped = _split(manifests, needed)
+    for manifest in dropped:
+        if context.store.route(manifest.version, manifest.base_version) is None:
+            context.store.mark_version_pruned(manifest.version)
+        else:
+            context.store.mark_route_pruned(manifest.version, manifest.base_version)
+    named = _blobs_of(kept) | _model_blobs(context)
+    return tuple(sorted(_blobs_of(dropped) - named))
+
+
+def _own_way(context: HubContext, version: int) -> tuple[int, int]:
+    """The coding that a version was published with: the next delta is only taken against a version that has it."""
+    manifest = context.store.manifest(version)
+    return version, manifest.base_version if manifest is not None else 0
+
+
+def _split(
+    manifests: Collection[WeightManifest], needed: Collection[tuple[int, int]]
+) -> tuple[list[WeightManifest], list[WeightManifest]]:
+    kept = [item for item in manifests if (item.version, item.base_version) in needed]
+    return kept, [item for item in manifests if (item.version, item.base_version) not in needed]
+
+
+def _asked_blobs(context: HubContext) -> Collection[str]:
+    """Blobs that somebody has asked for within the grace."""
+    horizon = context.clock.monotonic() - context.settings.blob_grace
+    asked = {digest: at for digest, at in context.liveness.blob_asked.items() if at >= horizon}
+    context.liveness.blob_asked = asked
+    return asked.keys()
+
+
+def unnamed_blobs(context: HubContext) -> tuple[str, ...]:
+    """Withdraws blobs that nothing has named for longer than the grace; returns the digests whose bytes are to be purged.
+
+    Such blobs are what is left of a publication that ended before its manifest, or of an upload that was given up.
+    """
+    now = context.clock.monotonic()
+    named = _blobs_of(_kept_manifests(context)) | _model_blobs(context)
+    since = context.liveness.unnamed
+    context.liveness.unnamed = {
+        digest: since.get(digest, now) for digest in context.blobs.digests() if digest not in named
+    }
+    old = [
+        digest
+        for digest, first in context.liveness.unnamed.items()
+        if now - first >= context.settings.unnamed_grace
+    ]
+    for digest in old:
+        context.blobs.withdraw(digest)
+        del context.liveness.unnamed[digest]
+    if old:
+        context.store.count("blobs_swept", len(old))
+    return tuple(sorted(old))
+
+
+def _blobs_of(manifests: Collection[WeightManifest]) -> set[str]:
+    return {blob.digest for manifest in manifests for blob in manifest.blobs}
 
 
 def _model_blobs(context: HubContext) -> set[str]:

@@ -123,6 +123,7 @@ def heartbeat(context: HubContext, beat: Heartbeat) -> HeartbeatReply:
             context.liveness.lease_ends[lease_id] = now + context.settings.lease_seconds
         else:
             lost.append(lease_id)
+    context.liveness.loaded[beat.worker.worker_name] = beat.loaded_weight_version
     context.liveness.reports[beat.worker.worker_name] = WorkerReport(
         loaded_weight_version=beat.loaded_weight_version,
         generated_tokens=beat.generated_tokens,

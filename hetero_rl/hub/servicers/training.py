@@ -21,7 +21,7 @@ from hetero_rl.hub.handlers.queue import (
 )
 from hetero_rl.hub.handlers.retention import commit_checkpoint, prune_some
 from hetero_rl.hub.handlers.runs import close_run, open_run
-from hetero_rl.hub.handlers.versions import publish_version
+from hetero_rl.hub.handlers.versions import add_route, publish_version, wanted_bases
 from hetero_rl.hub.servicers.calls import RpcContext, check_decoded, poll, refusing, unpack
 from hetero_rl.v1 import training_service_pb2 as pb
 from hetero_rl.wire.convert import fields, run, trajectories, weights, work
@@ -152,7 +152,18 @@ class TrainingServicer:
         manifest = unpack(weights.manifest_from_proto, request.manifest)
         duplicate, unneeded = await self.core.run(publish_version, request.trainer_epoch, manifest)
         await self._delete(unneeded)
-        return pb.PublishVersionResponse(duplicate=duplicate)
+        bases = await self.core.run(wanted_bases)
+        return pb.PublishVersionResponse(duplicate=duplicate, wanted_bases=bases)
+
+    @refusing
+    async def AddWeightRoute(
+        self, request: pb.AddWeightRouteRequest, context: RpcContext
+    ) -> pb.AddWeightRouteResponse:
+        """See the protocol."""
+        manifest = unpack(weights.manifest_from_proto, request.manifest)
+        duplicate, unneeded = await self.core.run(add_route, request.trainer_epoch, manifest)
+        await self._delete(unneeded)
+        return pb.AddWeightRouteResponse(duplicate=duplicate)
 
     @refusing
     async def CommitCheckpoint(

@@ -252,6 +252,22 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
     def mark_version_pruned(self, version: int) -> None:
         """Says that a version's blobs are no longer kept; its row stays."""
 
+    @abstractmethod
+    def add_route(self, manifest: WeightManifest) -> None:
+        """Stores another way to a version, from another base than the version's own manifest."""
+
+    @abstractmethod
+    def route(self, version: int, base_version: int) -> WeightManifest | None:
+        """Another way to a version; None when there never was one from that base."""
+
+    @abstractmethod
+    def routes(self) -> tuple[WeightManifest, ...]:
+        """Other ways to versions whose blobs are kept, by version and base."""
+
+    @abstractmethod
+    def mark_route_pruned(self, version: int, base_version: int) -> None:
+        """Says that the blobs of another way are no longer kept; its row stays."""
+
     # --- workers ----------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -46,6 +46,8 @@ class _Tables:
     retained: dict[int, RetainedSequence] = dataclasses.field(default_factory=dict)
     versions: dict[int, VersionRow] = dataclasses.field(default_factory=dict)
     manifests: dict[int, WeightManifest] = dataclasses.field(default_factory=dict)
+    routes: dict[tuple[int, int], WeightManifest] = dataclasses.field(default_factory=dict)
+    pruned_routes: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)
     commits: list[StepCommit] = dataclasses.field(default_factory=list)
     workers: dict[str, WorkerRow] = dataclasses.field(default_factory=dict)
     probes: list[ProbeRow] = dataclasses.field(default_factory=list)
@@ -336,6 +338,25 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
         if version not in self._tables.versions:
             raise ConflictError(f"weight version {version} is not in the store")
         self._tables.versions[version] = dataclasses.replace(self._tables.versions[version], pruned=True)
+
+    def add_route(self, manifest: WeightManifest) -> None:
+        """See `HubStore`."""
+        _add_once(self._tables.routes, (manifest.version, manifest.base_version), manifest)
+
+    def route(self, version: int, base_version: int) -> WeightManifest | None:
+        """See `HubStore`."""
+        return self._tables.routes.get((version, base_version))
+
+    def routes(self) -> tuple[WeightManifest, ...]:
+        """See `HubStore`."""
+        kept = self._tables.routes.keys() - self._tables.pruned_routes.keys()
+        return tuple(self._tables.routes[key] for key in sorted(kept))
+
+    def mark_route_pruned(self, version: int, base_version: int) -> None:
+        """See `HubStore`."""
+        if (version, base_version) not in self._tables.routes:
+            raise ConflictError(f"no way from version {base_version} to {version} is in the store")
+        self._tables.pruned_routes[version, base_version] = True
 
     def put_worker(self, worker: WorkerRow) -> None:
         """See `HubStore`."""

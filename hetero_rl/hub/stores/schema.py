@@ -205,5 +205,13 @@ CREATE TABLE IF NOT EXISTS syncs (
     sync TEXT NOT NULL,                 -- WeightSync as JSON
     UNIQUE (worker_name, worker_epoch, weight_version)
 ) STRICT;
+
+CREATE TABLE IF NOT EXISTS routes (     -- ways to a version besides the one in `versions`
+    version INTEGER NOT NULL,
+    base_version INTEGER NOT NULL,      -- 0: a full copy
+    pruned INTEGER NOT NULL,
+    manifest TEXT NOT NULL,             -- WeightManifest as JSON
+    PRIMARY KEY (version, base_version)
+) STRICT, WITHOUT ROWID;
 """
 """Tables that came after the first journals of this version: made whenever a hub opens one, so that older runs go on."""

@@ -32,7 +32,7 @@ def _version_row(row: Row) -> VersionRow:
 
 
 class StepTables(HubStore):
-    """Tables `steps`, `outcomes` and `versions`."""
+    """Tables `steps`, `outcomes`, `versions` and `routes`."""
 
     _journal: JournalConnection
 
@@ -112,3 +112,31 @@ class StepTables(HubStore):
         """See `HubStore`."""
         if not self._journal.update("UPDATE versions SET pruned = 1 WHERE version = ?", (version,)):
             raise ConflictError(f"weight version {version} is not in the journal")
+
+    def add_route(self, manifest: WeightManifest) -> None:
+        """See `HubStore`."""
+        self._journal.execute(
+            "INSERT INTO routes VALUES (?, ?, 0, ?)",
+            (manifest.version, manifest.base_version, encode(manifest)),
+        )
+
+    def route(self, version: int, base_version: int) -> WeightManifest | None:
+        """See `HubStore`."""
+        row = self._journal.row(
+            "SELECT manifest FROM routes WHERE version = ? AND base_version = ?", (version, base_version)
+        )
+        return None if row is None else decode(WeightManifest, row[0])
+
+    def routes(self) -> tuple[WeightManifest, ...]:
+        """See `HubStore`."""
+        rows = self._journal.rows(
+            "SELECT manifest FROM routes WHERE pruned = 0 ORDER BY version, base_version"
+        )
+        return tuple(decode(WeightManifest, row[0]) for row in rows)
+
+    def mark_route_pruned(self, version: int, base_version: int) -> None:
+        """See `HubStore`."""
+        if not self._journal.update(
+            "UPDATE routes SET pruned = 1 WHERE version = ? AND base_version = ?", (version, base_version)
+        ):
+            raise ConflictError(f"no way from version {base_version} to {version} is in the journal")

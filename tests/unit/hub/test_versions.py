@@ -6,14 +6,9 @@ import pytest
 
 from hetero_rl.errors import InvalidMessageError, RefusedError
 from hetero_rl.hub.handlers.retention import commit_checkpoint
+from hetero_rl.hub.handlers.routes import kept_versions, message_size, plan
 from hetero_rl.hub.handlers.runs import open_run
-from hetero_rl.hub.handlers.versions import (
-    get_plan,
-    kept_versions,
-    message_size,
-    plan,
-    publish_version,
-)
+from hetero_rl.hub.handlers.versions import get_plan, publish_version
 from hetero_rl.hub.handlers.workers import leave
 from hetero_rl.hub.stores.records import VersionRow
 from hetero_rl.weights.digests import state_digest

@@ -11,7 +11,7 @@ import torch
 
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import FencedError, RefusedError, UnreachableError
-from hetero_rl.hub.handlers.versions import plan
+from hetero_rl.hub.handlers.routes import plan
 from hetero_rl.weights.full import encode_full, stage_full
 from hetero_rl.weights.model_files import collect_model_files, model_digests
 from hetero_rl.weights.probe import make_probe_card
