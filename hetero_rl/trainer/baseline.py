@@ -1,11 +1,13 @@
 """How the next weight version is coded: as a delta against the last version that the hub has stored, or in full.
 
-    encode(snapshot) ── no baseline, anchor due, or no gain ──► full copy (an anchor)
-          └── else ──► delta against the baseline
+    encode(snapshot) ── no baseline, or no gain ──► full copy (an anchor)
+          └── else ──► delta against the baseline; what it overwrites goes into a log
     stored(version) ──► the baseline moves; never before the hub has the version
+    anchor(), merged(base) ──► other ways to the version stored last: a full copy when one is due, a delta over several
 
-A full copy comes first, after a resume, every `weights.anchor_every` versions and whenever a delta would not be smaller.
-Without numba (the extra `codec`) every version is a full copy. For one thread.
+A full copy comes first, after a resume and whenever a delta would not be smaller. Every `weights.anchor_every` versions
+one is due besides the delta, for late joiners; at a hub that takes no other ways it replaces the delta. Without numba (the
+extra `codec`) every version is a full copy. For one thread.
 """
 
 import dataclasses
@@ -21,11 +23,23 @@ from hetero_rl.weights.manifest import raw_size
 from hetero_rl.wire.messages import DataType, ProbeCard, WeightEncoding
 
 if TYPE_CHECKING:
+    import torch
+
     from hetero_rl.weights.held import HeldWeights
+    from hetero_rl.weights.rewind import ChangeLog
 
 __all__ = ["Baseline", "encode_anchor"]
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Delta:
+    """A delta of the chain that leads to the baseline."""
+
+    version: int
+    size: int
+    log: "ChangeLog"
 
 
 class Baseline:
@@ -33,30 +47,44 @@ class Baseline:
 
     Args:
         anchor_every: Versions from one full copy to the next; 1 makes every version a full copy.
+        directory: Where the logs of overwritten values are kept.
     """
 
-    def __init__(self, anchor_every: int) -> None:
+    def __init__(self, anchor_every: int, directory: Path) -> None:
         self._anchor_every = anchor_every
+        self._directory = directory
         self._deltas_wanted = anchor_every > 1 and WeightEncoding.ULP_DELTA in supported_encodings()
         self._held: HeldWeights | None = None
-        self._deltas = 0
+        self._pending: ChangeLog | None = None
+        self._chain: list[_Delta] = []
+        """The deltas that led to the baseline, oldest first."""
+        self._since_anchor = 0
         """Deltas since the last full copy."""
         self._full_copies_left = 0
         """Versions that are not tried as deltas, because the hub refused one."""
+        self._takes_routes = True
+        """Whether the hub takes other ways to a version besides the published one."""
 
     @property
     def version(self) -> int:
         """The version that a delta would be against; 0 when the next one is a full copy for want of a baseline."""
         return self._held.manifest.version if self._held is not None else 0
 
+    @property
+    def anchor_due(self) -> bool:
+        """Whether the version stored last should get a full copy besides its delta."""
+        due = self._since_anchor >= self._anchor_every
+        return self._takes_routes and self._held is not None and due
+
     def encode(
         self, snapshot: Snapshot, directory: Path, *, version: int, card: ProbeCard | None
     ) -> EncodedVersion:
         """Codes a snapshot in the way that is due; the baseline stays where it is."""
         held = self._held
-        if held is not None and self._deltas + 1 < self._anchor_every and not self._full_copies_left:
+        anchor_in_place = not self._takes_routes and self._since_anchor + 1 >= self._anchor_every
+        if held is not None and not anchor_in_place and not self._full_copies_left:
             try:
-                encoded = _encode_delta(held, snapshot, directory, version, card)
+                encoded = self._encode_delta(held, snapshot, directory, version, card)
             except DamagedError as error:
                 _LOG.warning("weight version %d is a full copy: %s", version, error)
             else:
@@ -79,6 +107,10 @@ class Baseline:
         """Notes that the hub refused a delta: the next versions are full copies until an anchor would be due anyway."""
         self._full_copies_left = self._anchor_every
 
+    def routes_refused(self) -> None:
+        """Notes that the hub takes no other ways to a version: full copies are published in place of deltas."""
+        self._takes_routes = False
+
     def stored(self, encoded: EncodedVersion) -> None:
         """Moves to a version that the hub has stored; decodes it as workers do.
 
@@ -86,18 +118,97 @@ class Baseline:
             DamagedError: The version does not decode to what its manifest says. The next one is a full copy.
         """
         held, self._held = self._held, None  # what goes wrong below leaves no baseline
+        log, self._pending = self._pending, None
         paths = [blob.path for blob in encoded.blobs]
-        if encoded.manifest.encoding is WeightEncoding.ULP_DELTA and held is not None:
+        if encoded.manifest.encoding is WeightEncoding.ULP_DELTA and held is not None and log is not None:
             held.apply_delta(encoded.manifest, paths)
-            self._deltas += 1
+            self._since_anchor += 1
+            self._chain.append(_Delta(encoded.manifest.version, _coded_size(encoded), log))
+            self._forget_logs(len(self._chain) - self._anchor_every)
             self._held = held
             return
-        self._deltas = 0
+        self._since_anchor = 0
+        self._forget_logs(len(self._chain))
         self._full_copies_left = max(0, self._full_copies_left - 1)
         if self._deltas_wanted:
             from hetero_rl.weights.held import HeldWeights
 
             self._held = HeldWeights.from_staged(stage_full(encoded.manifest, paths))
+
+    def anchor(self, directory: Path) -> EncodedVersion | None:
+        """A full copy of the version stored last; none is due for a while then. None without a baseline."""
+        held = self._held
+        if held is None:
+            return None
+        manifest = held.manifest
+        self._since_anchor = 0
+        return encode_full(
+            _state_of(held),
+            directory,
+            version=manifest.version,
+            step=manifest.step,
+            probe_card=manifest.probe_card,
+        )
+
+    def merged(self, base_version: int, directory: Path) -> EncodedVersion | None:
+        """One delta from an earlier version to the one stored last.
+
+        None when that version is too long ago or the deltas between take no more bytes.
+
+        Raises:
+            DamagedError: The earlier version cannot be had from the logs any more.
+        """
+        starts = [index for index, delta in enumerate(self._chain) if delta.log.base.version == base_version]
+        if self._held is None or not starts:
+            return None
+        from hetero_rl.weights.held import merge_deltas
+        from hetero_rl.weights.rewind import Rewound
+
+        chain = self._chain[starts[0] :]
+        merged = merge_deltas(Rewound(self._held, [delta.log for delta in chain]), self._held, directory)
+        encoded = EncodedVersion(merged.manifest, merged.blobs)
+        return encoded if _coded_size(encoded) < sum(delta.size for delta in chain) else None
+
+    def _encode_delta(
+        self,
+        held: "HeldWeights",
+        snapshot: Snapshot,
+        directory: Path,
+        version: int,
+        card: ProbeCard | None,
+    ) -> EncodedVersion:
+        from hetero_rl.weights.held import encode_delta
+        from hetero_rl.weights.rewind import ChangeLog
+
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._pending = ChangeLog(held.manifest, self._directory / f"before-{version}")
+        delta = encode_delta(
+            held,
+            snapshot.tensors,
+            directory,
+            version=version,
+            step=snapshot.step,
+            probe_card=card,
+            log=self._pending,
+        )
+        tensors = tuple(
+            dataclasses.replace(entry, changed_elements=delta.changed[entry.name])
+            for entry in delta.manifest.tensors
+        )
+        return EncodedVersion(dataclasses.replace(delta.manifest, tensors=tensors), delta.blobs)
+
+    def _forget_logs(self, count: int) -> None:
+        """Lets go of the oldest deltas of the chain."""
+        gone = self._chain[: max(0, count)]
+        del self._chain[: len(gone)]
+        for delta in gone:
+            delta.log.remove()
+
+
+def _state_of(held: "HeldWeights") -> "dict[str, torch.Tensor]":
+    """The held tensors by checkpoint name, tied names too."""
+    ties = {entry.name: entry.tied_names for entry in held.manifest.tensors}
+    return {alias: tensor for name, tensor in held.tensors() for alias in (name, *ties[name])}
 
 
 def encode_anchor(
@@ -105,21 +216,6 @@ def encode_anchor(
 ) -> EncodedVersion:
     """Codes a snapshot as a full copy."""
     return encode_full(snapshot.tensors, directory, version=version, step=snapshot.step, probe_card=card)
-
-
-def _encode_delta(
-    held: "HeldWeights", snapshot: Snapshot, directory: Path, version: int, card: ProbeCard | None
-) -> EncodedVersion:
-    from hetero_rl.weights.held import encode_delta
-
-    delta = encode_delta(
-        held, snapshot.tensors, directory, version=version, step=snapshot.step, probe_card=card
-    )
-    tensors = tuple(
-        dataclasses.replace(entry, changed_elements=delta.changed[entry.name])
-        for entry in delta.manifest.tensors
-    )
-    return EncodedVersion(dataclasses.replace(delta.manifest, tensors=tensors), delta.blobs)
 
 
 def _coded_size(encoded: EncodedVersion) -> int:

@@ -4,7 +4,9 @@
     publish(step) ── snapshot ──► slot of one ─► probe card ─► encode ─► put_blob ─► publish_version
           ▲                                                                              │
           │                                           the baseline of the next delta ◄───┤
-          └───────────── waits here only when the version before is not stored yet ◄─────┘
+          ├───────────── waits here only when the version before is not stored yet ◄─────┘
+          │                  then: anchor due? merged deltas wanted? ─► encode ──► thread of side routes ─► add_route
+          └───────────── never waits for these: without them workers take a dearer way
 
 The main thread copies the policy and numbers the version; everything else is the thread's. A version counts as
 published when the hub has stored it, never before: `stored` and the baseline move last. A delta that the hub refuses is
@@ -23,10 +25,11 @@ from pathlib import Path
 import torch
 
 from hetero_rl.config.tree import WeightsConfig
-from hetero_rl.errors import InvalidMessageError, RefusedError
+from hetero_rl.errors import DamagedError, InvalidMessageError, RefusedError
 from hetero_rl.trainer.baseline import Baseline, encode_anchor
 from hetero_rl.trainer.patience import Patience
 from hetero_rl.trainer.policy import DATA_TYPES, Policy
+from hetero_rl.trainer.side_routes import SideRoutes
 from hetero_rl.trainer.snapshots import Snapshot, SnapshotScorer, take_snapshot
 from hetero_rl.trainer.waits import WaitClock
 from hetero_rl.weights.full import EncodedVersion
@@ -88,9 +91,11 @@ class Publisher:
         shutil.rmtree(directory, ignore_errors=True)  # what an earlier life of the run was uploading
         self._scorer = SnapshotScorer(policy)
         # Empty at first: what the hub holds of an earlier life of the run need not be what this one would build on.
-        self._baseline = Baseline(config.anchor_every)
+        self._baseline = Baseline(config.anchor_every, directory / "logs")
+        self._side_routes = SideRoutes(port, patience)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._under_way: Future[None] | None = None
+        self._side_work: Future[None] | None = None
         self._prepared = False
         self.version = latest_version
         """The newest version that was given a number."""
@@ -109,6 +114,8 @@ class Publisher:
     def publish(self, snapshot: Snapshot) -> int:
         """Hands a snapshot over and returns its version number; waits until the version before is stored."""
         self.wait()
+        if self._side_work is not None and self._side_work.done():
+            self._side_work.result()
         self.version += 1
         self._under_way = self._thread.submit(self._publish, snapshot, self.version)
         if (
@@ -124,9 +131,18 @@ class Publisher:
             self._under_way.result()
             self._under_way = None
 
+    def settle(self) -> None:
+        """Waits until other ways to the versions so far are stored or given up, too."""
+        self.wait()
+        if self._side_work is not None:
+            self._side_work.result()
+        self._side_routes.wait()
+
     def close(self) -> None:
-        """Waits for the version under way, without raising its error, and ends the thread."""
+        """Waits for the version under way, without raising its error, and ends the threads."""
+        self._side_routes.stop()
         self._thread.shutdown(wait=True)
+        self._side_routes.close()
 
     def state_digest(self, snapshot: Snapshot) -> str:
         """The digest that a version of this snapshot has."""
@@ -144,7 +160,7 @@ class Publisher:
             card = self._card(snapshot)
             encoded = self._baseline.encode(snapshot, Path(directory), version=version, card=card)
             try:
-                self._hand_over(encoded)
+                wanted = self._hand_over(encoded)
             except (InvalidMessageError, RefusedError) as error:
                 if not _refuses_delta(error, encoded):
                     raise
@@ -153,21 +169,44 @@ class Publisher:
                 )
                 self._baseline.refused()
                 encoded = encode_anchor(snapshot, Path(directory), version=version, card=card)
-                self._hand_over(encoded)
+                wanted = self._hand_over(encoded)
             self.stored = version
             self._baseline.stored(encoded)
+        if wanted or self._baseline.anchor_due:
+            self._side_work = self._thread.submit(self._add_routes, wanted)
 
-    def _hand_over(self, encoded: EncodedVersion) -> None:
-        """Uploads a version's blobs, and then its manifest: a half-uploaded version is none."""
+    def _hand_over(self, encoded: EncodedVersion) -> tuple[int, ...]:
+        """Uploads a version's blobs, and then its manifest: a half-uploaded version is none.
+
+        Returns:
+            Versions from which the hub would like a merged delta to this one.
+        """
         version = encoded.manifest.version
         for blob in encoded.blobs:
             self._patience(
                 lambda blob=blob: self._port.put_blob(blob.reference, blob.chunks()),  # type: ignore[misc]  # a default binds the loop variable
                 f"uploading weight version {version}",
             )
-        self._patience(
+        wanted = self._patience(
             lambda: self._port.publish_version(encoded.manifest), f"publishing weight version {version}"
         )
+        return tuple(wanted or ())
+
+    def _add_routes(self, wanted: Sequence[int]) -> None:
+        """Codes other ways to the version stored last, and leaves their upload to the thread of side routes."""
+        if self._side_routes.refused:
+            self._baseline.routes_refused()
+        if self._side_routes.busy or self._side_routes.refused:
+            return  # an anchor stays due, and a worker that is behind will be so at the next version, too
+        directory = Path(tempfile.mkdtemp(dir=self._made_directory(), prefix="side-"))
+        try:
+            ways = [self._baseline.anchor(directory)] if self._baseline.anchor_due else []
+            ways += [self._baseline.merged(version, directory) for version in wanted]
+        except (DamagedError, OSError) as error:
+            _LOG.warning("no other way to weight version %d: %s", self.stored, error)
+            shutil.rmtree(directory, ignore_errors=True)
+            return
+        self._side_routes.upload([way for way in ways if way is not None], directory)
 
     def _card(self, snapshot: Snapshot) -> ProbeCard | None:
         if not self._probes:

@@ -10,14 +10,15 @@ that do not come out as the manifest says make a copy unusable: it says so ever 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hetero_rl.errors import DamagedError
 from hetero_rl.weights.blobs import BLOB_BYTES, BlobFile, BlobWriter
-from hetero_rl.weights.delta import Changes, DeltaCoder, bits_of, compare_bits
+from hetero_rl.weights.delta import Bits, Changes, DeltaCoder, bits_of, compare_bits
 from hetero_rl.weights.digests import check_blob_file, digest_of_bytes, state_digest
 from hetero_rl.weights.full import StagedVersion
 from hetero_rl.weights.manifest import check_follows, check_manifest
@@ -42,6 +43,24 @@ class EncodedDelta:
     manifest: WeightManifest
     blobs: tuple[BlobFile, ...]
     changed: Mapping[str, int]
+
+
+class DeltaBase(Protocol):
+    """The version that a delta is made against."""
+
+    @property
+    def manifest(self) -> WeightManifest:
+        """What it is."""
+
+    def raw(self, name: str) -> memoryview:
+        """The bytes of a tensor."""
+
+
+class DeltaLog(Protocol):
+    """Is told what a delta overwrites."""
+
+    def add(self, name: str, positions: NDArray[np.int64], old: Bits, elements: int) -> None:
+        """A tensor of `elements` elements had these bits; it changes at these flat positions."""
 
 
 class HeldWeights:
@@ -144,6 +163,7 @@ def encode_delta(
     serving_dtype: torch.dtype | None = None,
     probe_card: ProbeCard | None = None,
     blob_bytes: int = BLOB_BYTES,
+    log: DeltaLog | None = None,
 ) -> EncodedDelta:
     """Writes what changed since the held version into blob files; extra memory is about two tensors.
 
@@ -158,6 +178,7 @@ def encode_delta(
         serving_dtype: Type of floating point tensors as served; None keeps each one's own.
         probe_card: Goes into the manifest.
         blob_bytes: A blob is closed before it would grow beyond this.
+        log: Is told what each tensor had where it changed.
 
     Raises:
         DamagedError: The state has other tensors, shapes, types or ties than what is held; names the tensor.
@@ -166,13 +187,20 @@ def encode_delta(
         NamedTensor(named.name, _served(named.tensor, serving_dtype), named.tied_names)
         for named in distinct_tensors(state)
     )
-    return _encode(held, served, directory, version, step, probe_card, blob_bytes)
+    return _encode(held, served, directory, version, step, probe_card, blob_bytes, log)
 
 
 def merge_deltas(
-    base: HeldWeights, newest: HeldWeights, directory: Path, *, blob_bytes: int = BLOB_BYTES
+    base: DeltaBase, newest: HeldWeights, directory: Path, *, blob_bytes: int = BLOB_BYTES
 ) -> EncodedDelta:
-    """One delta over several versions, for a receiver that holds an old one: smaller than the sum of the deltas."""
+    """One delta over several versions, for a receiver that holds an old one: smaller than the sum of the deltas.
+
+    Args:
+        base: The old version.
+        newest: The version that the delta leads to.
+        directory: Where the blob files are put, named by digest.
+        blob_bytes: A blob is closed before it would grow beyond this.
+    """
     manifest = newest.manifest
     ties = {entry.name: entry.tied_names for entry in manifest.tensors}
     named = (NamedTensor(name, tensor, ties[name]) for name, tensor in newest.tensors())
@@ -180,13 +208,14 @@ def merge_deltas(
 
 
 def _encode(
-    held: HeldWeights,
+    held: DeltaBase,
     tensors: Iterable[NamedTensor],
     directory: Path,
     version: int,
     step: int,
     probe_card: ProbeCard | None,
     blob_bytes: int,
+    log: DeltaLog | None = None,
 ) -> EncodedDelta:
     base = held.manifest
     before = {entry.name: entry for entry in base.tensors}
@@ -204,6 +233,8 @@ def _encode(
                 )
             old = bits_of(entry.data_type, held.raw(named.name))
             changes = _compare(old, named.tensor, entry.data_type)
+            if log is not None:
+                log.add(named.name, changes.positions, old, old.size)
             placement = writer.add(coder.encode(entry.data_type, old, changes))
             changed[named.name] = changes.positions.size
             entries.append(

@@ -88,6 +88,7 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     "/hetero_rl.v1.TrainingService/GetBlob": _TRAINER,
     "/hetero_rl.v1.TrainingService/PutBlob": _TRAINER,
     "/hetero_rl.v1.TrainingService/PublishVersion": _TRAINER,
+    "/hetero_rl.v1.TrainingService/AddWeightRoute": _TRAINER,
     "/hetero_rl.v1.TrainingService/CommitCheckpoint": _TRAINER,
     "/hetero_rl.v1.TrainingService/CloseRun": _TRAINER,
     "/hetero_rl.v1.FleetService/ListWorkers": _EVERYBODY,

@@ -139,3 +139,43 @@ def test_blobs_and_half_uploads_survive_a_restart(tmp_path):
 def test_a_digest_never_becomes_a_path(tmp_path):
     with pytest.raises(RefusedError):
         LocalBlobStore(tmp_path).read("../secret", 0, 1)
+
+
+def test_what_is_held_is_listed_unless_it_is_being_written(blobs):
+    put(blobs)
+    other = BlobReference(hashlib.sha256(DATA[1:]).hexdigest(), len(DATA) - 1)
+    upload = blobs.open_upload(other)
+    upload.write(0, DATA[1:50])
+    assert set(blobs.digests()) == {BLOB.digest}
+    upload.close()
+    assert set(blobs.digests()) == {BLOB.digest, other.digest}
+
+
+def test_a_withdrawn_blob_is_gone_at_once_and_its_bytes_later(blobs):
+    put(blobs)
+    blobs.withdraw(BLOB.digest)
+    assert not blobs.has(BLOB)
+    with pytest.raises(RefusedError, match="not stored"):
+        blobs.read(BLOB.digest, 0, 1)
+    blobs.purge(BLOB.digest)
+    assert blobs.held_bytes(BLOB) == 0
+    assert set(blobs.digests()) == set()
+
+
+def test_a_blob_that_came_back_is_not_purged(blobs):
+    put(blobs)
+    blobs.withdraw(BLOB.digest)
+    put(blobs)
+    blobs.purge(BLOB.digest)
+    assert blobs.read(BLOB.digest, 0, 2000) == DATA
+
+
+def test_a_withdrawn_half_upload_begins_again(blobs):
+    upload = blobs.open_upload(BLOB)
+    upload.write(0, DATA[:100])
+    upload.close()
+    blobs.withdraw(BLOB.digest)
+    blobs.purge(BLOB.digest)
+    assert blobs.held_bytes(BLOB) == 0
+    put(blobs)
+    assert blobs.has(BLOB)

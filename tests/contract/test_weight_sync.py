@@ -24,13 +24,18 @@ from hetero_rl.trainer.waits import WaitClock
 from hetero_rl.weights.digests import digest_of_bytes, state_digest
 from hetero_rl.weights.tensors import raw_bytes
 from hetero_rl.wire.blocking_clients import TrainingClient
-from hetero_rl.wire.clients import WeightClient
+from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.messages import (
+    Capabilities,
+    Heartbeat,
+    JoinRequest,
     Limits,
     ModelDigests,
+    NumericsRecord,
     RunRequest,
     SamplingParameters,
     WeightEncoding,
+    WorkerIdentity,
 )
 from hetero_rl.worker.blob_cache import BlobCache
 from hetero_rl.worker.link import Link
@@ -60,6 +65,40 @@ REQUEST = RunRequest(
     config_json="{}",
     software_version="0",
 )
+
+
+JOIN = JoinRequest(
+    run_id="run",
+    worker_name="w",
+    boot_id="boot",
+    backend="cpu",
+    software_version="0",
+    capabilities=Capabilities(
+        max_concurrent_sequences=8,
+        max_sequence_tokens=64,
+        scoring=True,
+        in_flight_update=True,
+        processed_log_probs=False,
+        weight_encodings=(1, 3),
+    ),
+    numerics=NumericsRecord(
+        engine="scripted",
+        engine_version="1",
+        torch_version="2",
+        device_vendor="cpu",
+        device_name="test",
+        driver_version="",
+        runtime_version="",
+        data_type="float32",
+        attention_backend="none",
+        log_probs_mode="raw",
+    ),
+    model_digests=REQUEST.model_digests,
+)
+
+
+def size_of(manifests):
+    return sum(blob.size for manifest in manifests for blob in manifest.blobs)
 
 
 def state_after(steps):
@@ -110,7 +149,7 @@ class Site:
     async def publish(self, publisher, *steps):
         for step in steps:
             await asyncio.to_thread(publisher.publish, Snapshot(step, state_after(step)))
-            await asyncio.to_thread(publisher.wait)
+            await asyncio.to_thread(publisher.settle)
 
     def worker(self, client, name="w"):
         link = Link(None, PACING)
@@ -120,6 +159,20 @@ class Site:
     async def plan(self, client, held=0):
         encodings = (WeightEncoding.FULL_RAW, WeightEncoding.ULP_DELTA)
         return await client.get_plan(held_version=held, wanted_version=0, encodings=encodings)
+
+    async def says_it_has_loaded(self, version):
+        """A worker joins the hub and reports a version."""
+        async with RolloutClient(self.address) as rollout:
+            grant = await rollout.join(JOIN)
+            await rollout.heartbeat(
+                Heartbeat(
+                    worker=WorkerIdentity("w", grant.worker_epoch),
+                    lease_ids=(),
+                    loaded_weight_version=version,
+                    generated_tokens=0,
+                    busy_seconds=0.0,
+                )
+            )
 
     def blob_file(self, manifest):
         (blob,) = manifest.blobs
@@ -162,18 +215,27 @@ async def follow(stage, step):
     assert staged.manifest.state_digest == state_digest(staged.manifest.tensors)
 
 
-async def test_a_worker_follows_version_by_version(site, client):
+async def test_a_worker_that_keeps_up_fetches_one_full_copy_and_then_deltas_only(site, client):
     publisher = await site.open(anchor_every=4)
     stage = site.worker(client)
-    encodings = []
-    for step in range(7):
+    for step in range(11):
         await site.publish(publisher, step)
-        encodings.append((await site.plan(client))[-1].encoding)
+        plan = await site.plan(client, held=step)
+        assert [(item.version, item.base_version) for item in plan] == [(step + 1, step)]
         await follow(stage, step)
-    full, delta = WeightEncoding.FULL_RAW, WeightEncoding.ULP_DELTA
-    assert encodings == [full, delta, delta, delta, full, delta, delta]
     assert await stage.advance(NEWEST) is None
     assert stage.fallbacks == 0
+
+
+async def test_full_copies_are_made_in_the_background_for_those_who_join_late(site, client):
+    publisher = await site.open(anchor_every=4)
+    starts = []
+    for step in range(11):
+        await site.publish(publisher, step)
+        first, *_ = await site.plan(client)
+        assert first.encoding is WeightEncoding.FULL_RAW
+        starts.append(first.version)
+    assert starts == [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9]
 
 
 async def test_a_delta_is_much_smaller_and_says_how_much_changed(site, client):
@@ -198,14 +260,32 @@ async def test_a_worker_seven_versions_behind_gets_the_deltas_between_only(site,
     await follow(stage, 7)
 
 
-async def test_a_worker_from_before_the_newest_anchor_goes_through_the_anchor(site, client):
+async def test_a_worker_known_to_be_seven_versions_behind_gets_one_merged_delta(site, client):
+    publisher = await site.open()
+    stage = site.worker(client)
+    await site.publish(publisher, 0)
+    await follow(stage, 0)
+    chain = []
+    await site.says_it_has_loaded(1)
+    for step in range(1, 8):
+        await site.publish(publisher, step)
+        chain += await site.plan(client, held=step)
+    plan = await site.plan(client, held=1)
+    site.fetched.clear()
+    await follow(stage, 7)
+    assert [(manifest.base_version, manifest.version) for manifest in plan] == [(1, 8)]
+    assert site.fetched == [blob.digest for manifest in plan for blob in manifest.blobs]
+    assert size_of(plan) < 0.8 * size_of(chain)
+
+
+async def test_a_worker_from_before_the_newest_anchor_goes_through_the_anchor_when_that_is_less(site, client):
     publisher = await site.open(anchor_every=4)
     stage = site.worker(client)
     await site.publish(publisher, 0, 1)
     await follow(stage, 1)
-    await site.publish(publisher, 2, 3, 4, 5)
-    assert [manifest.version for manifest in await site.plan(client, held=2)] == [5, 6]
-    await follow(stage, 5)
+    await site.publish(publisher, *range(2, 13))
+    assert [manifest.version for manifest in await site.plan(client, held=2)] == [13]
+    await follow(stage, 12)
 
 
 async def test_a_late_joiner_begins_at_the_newest_anchor(site, client):

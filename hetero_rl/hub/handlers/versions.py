@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _MOST_WANTED_BASES = 4
+_MANY_DELTAS = 3
 _GONE = {WorkerState.DEAD, WorkerState.LEFT}
 
 
@@ -151,7 +152,10 @@ def latest_version(context: HubContext) -> int:
 
 
 def wanted_bases(context: HubContext) -> tuple[int, ...]:
-    """Versions that workers hold and from which several deltas lead to the latest: one merged delta would be smaller."""
+    """Versions that workers hold and from which three deltas or more lead to the latest: one would be smaller.
+
+    Two are let be: most workers are that far behind for a moment, and a merged delta takes the trainer's time and line.
+    """
     latest = context.latest_version()
     manifests = _kept_manifests(context)
     encodings = frozenset(WeightEncoding)
@@ -159,7 +163,7 @@ def wanted_bases(context: HubContext) -> tuple[int, ...]:
     for held in sorted(_held_versions(context) - {latest}, reverse=True):
         way = plan(held, latest, encodings, manifests) or ()
         row = context.store.version(held)
-        if len(way) > 1 and row is not None and not row.abandoned:
+        if len(way) >= _MANY_DELTAS and row is not None and not row.abandoned:
             wanted.append(held)
     return tuple(wanted[:_MOST_WANTED_BASES])
 

@@ -1,5 +1,7 @@
 """Applied steps and weight versions."""
 
+import dataclasses
+
 import pytest
 
 from hetero_rl.hub.stores.base import ConflictError
@@ -56,3 +58,28 @@ class TestVersions:
         assert store.version(1).pruned
         with pytest.raises(ConflictError):
             store.mark_version_pruned(9)
+
+
+class TestRoutes:
+    def test_another_way_is_kept_beside_the_versions_own(self, store, rows):
+        way = dataclasses.replace(rows.manifest(2), base_version=1)
+        store.add_version(rows.manifest(2))
+        store.add_route(way)
+        assert store.route(2, 1) == way
+        assert store.route(2, 0) is None
+        assert store.routes() == (way,)
+        assert store.manifest(2) == rows.manifest(2)
+
+    def test_pruned_ways_are_known_but_not_listed(self, store, rows):
+        way = dataclasses.replace(rows.manifest(2), base_version=1)
+        store.add_route(way)
+        store.mark_route_pruned(2, 1)
+        assert store.routes() == ()
+        assert store.route(2, 1) == way
+        with pytest.raises(ConflictError):
+            store.mark_route_pruned(2, 0)
+
+    def test_a_way_is_added_once(self, store, rows):
+        store.add_route(rows.manifest(2))
+        with pytest.raises(ConflictError), store.nested():
+            store.add_route(rows.manifest(2))

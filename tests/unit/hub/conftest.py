@@ -246,6 +246,7 @@ class Hub:
         upload = self.blobs.open_upload(blob)
         upload.write(0, self.messages.weights(version))
         upload.finish()
+        upload.close()
 
     def publish(self, version, step=None, epoch=1, tolerance=None):
         self.upload(version)

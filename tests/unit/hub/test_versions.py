@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from hetero_rl.errors import InvalidMessageError, RefusedError
+from hetero_rl.errors import FencedError, InvalidMessageError, RefusedError
+from hetero_rl.hub.handlers.leasing import lease_work
 from hetero_rl.hub.handlers.retention import commit_checkpoint
 from hetero_rl.hub.handlers.routes import kept_versions, message_size, plan
 from hetero_rl.hub.handlers.runs import open_run
-from hetero_rl.hub.handlers.versions import get_plan, publish_version
+from hetero_rl.hub.handlers.versions import add_route, get_plan, publish_version, unnamed_blobs, wanted_bases
 from hetero_rl.hub.handlers.workers import leave
 from hetero_rl.hub.stores.records import VersionRow
 from hetero_rl.weights.digests import state_digest
@@ -151,6 +152,120 @@ class TestDelta:
         assert chain.publish(2, 1) == (False, ())
 
 
+class TestOtherWays:
+    """Versions 1 (a full copy) and 2, 3, 4 (deltas); `chain.manifest(4, 1)` is a merged delta."""
+
+    @pytest.fixture(autouse=True)  # ruff: ignore[pytest-fixture-autouse] every test of the class begins with them
+    def versions(self, hub, messages, chain):
+        self.worker = open_for_deltas(hub, messages)
+        for version in (2, 3, 4):
+            chain.publish(version, version - 1, step=0)
+
+    def versions_of(self, hub, held, encodings=DELTAS):
+        return [(item.version, item.base_version) for item in hub(get_plan, held, 0, encodings)]
+
+    def test_a_merged_delta_replaces_the_chain_where_it_is_less(self, hub, chain):
+        assert self.versions_of(hub, 1) == [(2, 1), (3, 2), (4, 3)]
+        assert hub(add_route, 1, chain.manifest(4, 1, step=0)) == (False, ())
+        assert hub(add_route, 1, chain.manifest(4, 1, step=0)) == (True, ())
+        assert self.versions_of(hub, 1) == [(4, 1)]
+
+    def test_a_full_copy_besides_the_delta_serves_late_joiners_only(self, hub, messages):
+        hub(add_route, 1, messages.manifest(4, step=0))
+        assert self.versions_of(hub, 0) == [(4, 0)]
+        assert self.versions_of(hub, 0, FULL) == [(4, 0)]
+        assert self.versions_of(hub, 3) in ([(4, 3)], [(4, 0)])
+
+    def test_a_way_to_a_version_that_is_not_published_is_refused(self, hub, messages):
+        hub.upload(9)
+        with pytest.raises(InvalidMessageError, match="9 was never published"):
+            hub(add_route, 1, messages.manifest(9))
+
+    @pytest.mark.parametrize("step", [0, 7])
+    def test_a_way_that_leads_elsewhere_is_refused(self, hub, messages, step):
+        manifest = dataclasses.replace(messages.manifest(3 if step == 0 else 4, step=step), version=4)
+        with pytest.raises(InvalidMessageError, match="leads to other tensors, another step"):
+            hub(add_route, 1, manifest)
+
+    def test_another_coding_of_a_known_way_is_refused(self, hub, chain):
+        with pytest.raises(InvalidMessageError, match="another way from version 3 to 4 is known"):
+            hub(add_route, 1, chain.manifest(4, 3, step=5))
+
+    def test_a_way_without_its_blobs_is_refused(self, hub, messages):
+        blob = dataclasses.replace(messages.blob(4), digest="0" * 64)
+        manifest = dataclasses.replace(messages.manifest(4, step=0), blobs=(blob,))
+        with pytest.raises(RefusedError, match="is not stored") as caught:
+            hub(add_route, 1, manifest)
+        assert caught.value.reason == "NOT_FOUND"
+
+    def test_a_former_trainer_adds_nothing(self, hub, messages):
+        hub(open_run, messages.run_request(resume_step=0))
+        with pytest.raises(FencedError):
+            hub(add_route, 1, messages.manifest(4, step=0))
+
+    def test_the_hub_says_from_where_workers_would_like_a_merged_delta(self, hub, messages, chain):
+        assert hub(wanted_bases) == ()
+        self.load(hub, self.worker, 1)
+        assert hub(wanted_bases) == (1,)
+        hub(add_route, 1, chain.manifest(4, 1, step=0))
+        assert hub(wanted_bases) == ()
+        self.load(hub, self.worker, 2)
+        assert hub(wanted_bases) == ()
+
+    def test_a_new_full_copy_lets_go_of_what_nobody_needs_any_more(self, hub, messages, chain):
+        self.load(hub, self.worker, 3)
+        chain.publish(5, 4, step=0)
+        dropped = hub(add_route, 1, messages.manifest(5, step=0))[1]
+        # Somebody may still be on the way to version 4, from nothing by way of 1, 2 and 3.
+        assert dropped == ()
+        _, dropped = chain.publish(6, 5, step=0)
+        assert {messages.blob(version).digest for version in (1, 2, 3)} <= set(dropped)
+        assert [row.pruned for row in self.rows(hub)] == [True, True, True, True, False, False]
+        assert self.versions_of(hub, 3) == [(5, 0), (6, 5)]
+
+    def rows(self, hub):
+        return [hub.store.version(version) for version in range(1, 7)]
+
+    def load(self, hub, worker, version):
+        hub(lease_work, worker, loaded_weight_version=version, free_sequences=1)
+
+
+class TestUnnamedBlobs:
+    def test_what_nothing_names_goes_after_a_grace(self, hub, messages):
+        hub.open(model_files=(ModelFile("config.json", messages.blob(8)),))
+        hub.upload(8)
+        hub.upload(9)  # a publication that never got to its manifest
+        half = hub.blobs.open_upload(messages.blob(7))
+        half.write(0, messages.weights(7)[:3])
+        half.close()
+        assert hub(unnamed_blobs) == ()
+        hub.clock.advance(3599)
+        assert hub(unnamed_blobs) == ()
+        hub.clock.advance(1)
+        assert set(hub(unnamed_blobs)) == {messages.blob(9).digest, messages.blob(7).digest}
+        assert not hub.blobs.has(messages.blob(9))
+        assert hub.blobs.held_bytes(messages.blob(7)) == 0
+        assert hub.blobs.has(messages.blob(8))
+        assert hub.blobs.has(messages.blob(1))
+
+    def test_what_is_named_in_time_stays(self, hub, messages):
+        hub.open()
+        hub.upload(2)
+        hub(unnamed_blobs)
+        hub.clock.advance(3000)
+        hub.publish(2)
+        hub.clock.advance(3000)
+        assert hub(unnamed_blobs) == ()
+
+    def test_what_is_being_uploaded_stays(self, hub, messages):
+        hub.open()
+        upload = hub.blobs.open_upload(messages.blob(2))
+        hub(unnamed_blobs)
+        hub.clock.advance(4000)
+        assert hub(unnamed_blobs) == ()
+        upload.close()
+
+
 class TestLongWay:
     def test_a_way_that_does_not_fit_into_a_message_comes_in_parts(self, hub, messages, chain):
         open_for_deltas(hub, messages)
@@ -192,6 +307,20 @@ class TestPlan:
 
     def test_a_worker_that_decodes_no_deltas_has_no_way_through_one(self, messages):
         assert plan(1, 2, FULL, [full(messages, 1), delta(messages, 2, 1)]) is None
+
+    def test_of_two_ways_the_one_of_fewer_bytes_is_taken(self, messages):
+        def sized(manifest, size):
+            return dataclasses.replace(manifest, blobs=(dataclasses.replace(manifest.blobs[0], size=size),))
+
+        chain = [sized(delta(messages, version, version - 1), 10_000) for version in (2, 3, 4)]
+        for full_size, merged_size, way in (
+            (60_000, 25_000, [(4, 1)]),
+            (60_000, 35_000, [(2, 1), (3, 2), (4, 3)]),
+            (20_000, 25_000, [(4, 0)]),
+        ):
+            others = [sized(full(messages, 4), full_size), sized(delta(messages, 4, 1), merged_size)]
+            found = plan(1, 4, DELTAS, [*chain, *others])
+            assert [(item.version, item.base_version) for item in found] == way
 
     def test_a_broken_chain_is_no_way(self, messages):
         assert plan(0, 2, DELTAS, [delta(messages, 2, 1)]) is None

@@ -13,6 +13,8 @@ from hetero_rl.trainer.baseline import Baseline
 from hetero_rl.trainer.snapshots import Snapshot
 from hetero_rl.weights.digests import state_digest
 from hetero_rl.weights.encodings import supported_encodings
+from hetero_rl.weights.full import stage_full
+from hetero_rl.weights.held import HeldWeights
 from hetero_rl.wire.messages import WeightEncoding
 
 FULL, DELTA = WeightEncoding.FULL_RAW, WeightEncoding.ULP_DELTA
@@ -38,6 +40,11 @@ def code(tmp_path):
     return encode
 
 
+@pytest.fixture
+def make(tmp_path):
+    return lambda anchor_every: Baseline(anchor_every, tmp_path / "logs")
+
+
 def publish(baseline, code, snapshots):
     codings = []
     for snapshot in snapshots:
@@ -47,22 +54,84 @@ def publish(baseline, code, snapshots):
     return codings
 
 
-def test_an_anchor_comes_first_and_every_so_many_versions(snapshots, code):
-    assert publish(Baseline(3), code, snapshots) == [FULL, DELTA, DELTA, FULL, DELTA, DELTA, FULL, DELTA]
+def test_a_full_copy_comes_first_and_is_due_every_so_many_versions_besides_the_delta(
+    make, snapshots, code, tmp_path
+):
+    baseline, anchors = make(3), []
+    for snapshot in snapshots:
+        publish(baseline, code, [snapshot])
+        if baseline.anchor_due:
+            anchors.append(baseline.anchor(tmp_path / "aside"))
+    assert [anchor.manifest.version for anchor in anchors] == [4, 7]
+    assert [(anchor.manifest.encoding, anchor.manifest.base_version) for anchor in anchors] == [(FULL, 0)] * 2
 
 
-def test_an_interval_of_one_means_full_copies_only(snapshots, code):
-    assert set(publish(Baseline(1), code, snapshots)) == {FULL}
+def test_a_full_copy_aside_is_the_version_as_published(make, snapshots, code, tmp_path):
+    baseline = make(3)
+    tied = [Snapshot(s.step, {"w": s.tensors["weight"], "head": s.tensors["weight"]}) for s in snapshots]
+    encoded = [code(baseline, tied[0])]
+    baseline.stored(encoded[0])
+    encoded.append(code(baseline, tied[1]))
+    baseline.stored(encoded[1])
+    anchor = baseline.anchor(tmp_path / "aside").manifest
+    assert (anchor.version, anchor.step, anchor.state_digest) == (2, 1, encoded[1].manifest.state_digest)
+    assert anchor.tensors[0].tied_names == ("head",)
 
 
-def test_without_the_codec_every_version_is_a_full_copy(snapshots, code, monkeypatch):
+def test_a_hub_that_takes_no_other_ways_gets_full_copies_in_place_of_deltas(make, snapshots, code):
+    baseline = make(3)
+    baseline.routes_refused()
+    assert publish(baseline, code, snapshots) == [FULL, DELTA, DELTA, FULL, DELTA, DELTA, FULL, DELTA]
+    assert not baseline.anchor_due
+
+
+def test_a_merged_delta_leads_from_an_earlier_version_to_the_newest(make, snapshots, code, tmp_path):
+    baseline = make(8)
+    codings = [code(baseline, snapshots[0])]
+    baseline.stored(codings[0])
+    behind = HeldWeights.from_staged(stage_full(codings[0].manifest, [codings[0].blobs[0].path]))
+    for snapshot in snapshots[1:6]:
+        codings.append(code(baseline, snapshot))
+        baseline.stored(codings[-1])
+    merged = baseline.merged(1, tmp_path / "aside")
+    assert (merged.manifest.base_version, merged.manifest.version) == (1, 6)
+    sizes = [sum(blob.reference.size for blob in coding.blobs) for coding in codings[1:]]
+    assert merged.blobs[0].reference.size < sum(sizes)
+    behind.apply_delta(merged.manifest, [merged.blobs[0].path])
+    assert behind.manifest.state_digest == codings[-1].manifest.state_digest
+    assert baseline.merged(6, tmp_path) is None
+    assert baseline.merged(99, tmp_path) is None
+
+
+def test_only_as_many_logs_are_kept_as_lie_between_two_full_copies(make, snapshots, code, tmp_path):
+    baseline = make(3)
+    publish(baseline, code, snapshots[:6])
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"before-4", "before-5", "before-6"}
+    assert baseline.merged(2, tmp_path / "aside") is None
+    assert baseline.merged(3, tmp_path / "aside") is not None
+
+
+def test_a_log_that_was_damaged_makes_no_delta(make, snapshots, code, tmp_path):
+    baseline = make(8)
+    publish(baseline, code, snapshots[:5])
+    log = tmp_path / "logs" / "before-3"
+    log.write_bytes(log.read_bytes()[::-1])
+    with pytest.raises(DamagedError, match="'weight'"):
+        baseline.merged(1, tmp_path / "aside")
+
+
+def test_an_interval_of_one_means_full_copies_only(make, snapshots, code):
+    assert set(publish(make(1), code, snapshots)) == {FULL}
+
+
+def test_without_the_codec_every_version_is_a_full_copy(make, snapshots, code, monkeypatch):
     monkeypatch.setattr(module, "supported_encodings", lambda: (FULL,))
-    assert set(publish(Baseline(16), code, snapshots)) == {FULL}
+    assert set(publish(make(16), code, snapshots)) == {FULL}
     assert DELTA in supported_encodings()
 
 
-def test_the_baseline_moves_only_to_what_is_stored(snapshots, code):
-    baseline = Baseline(16)
+def test_the_baseline_moves_only_to_what_is_stored(make, snapshots, code):
+    baseline = make(16)
     baseline.stored(code(baseline, snapshots[0]))
     lost = code(baseline, snapshots[1])
     after = code(baseline, snapshots[2])
@@ -72,30 +141,30 @@ def test_the_baseline_moves_only_to_what_is_stored(snapshots, code):
     assert code(baseline, snapshots[3]).manifest.base_version == 3
 
 
-def test_a_delta_that_would_not_be_smaller_is_a_full_copy(snapshots, code):
-    baseline = Baseline(16)
+def test_a_delta_that_would_not_be_smaller_is_a_full_copy(make, snapshots, code):
+    baseline = make(16)
     publish(baseline, code, snapshots[:2])
     noise = torch.randint(-(2**15), 2**15, (1024,), dtype=torch.int16).view(torch.bfloat16)
     encoded = code(baseline, Snapshot(2, {"weight": noise}))
     assert encoded.manifest.encoding is FULL
 
 
-def test_a_model_whose_tensors_changed_is_a_full_copy(snapshots, code):
-    baseline = Baseline(16)
+def test_a_model_whose_tensors_changed_is_a_full_copy(make, snapshots, code):
+    baseline = make(16)
     publish(baseline, code, snapshots[:2])
     encoded = code(baseline, Snapshot(2, {"weight": snapshots[2].tensors["weight"].view(32, 32)}))
     assert encoded.manifest.encoding is FULL
 
 
-def test_after_a_refusal_full_copies_follow_for_a_while(snapshots, code):
-    baseline = Baseline(3)
+def test_after_a_refusal_full_copies_follow_for_a_while(make, snapshots, code):
+    baseline = make(3)
     publish(baseline, code, snapshots[:2])
     baseline.refused()
-    assert publish(baseline, code, snapshots[2:]) == [FULL, FULL, FULL, DELTA, DELTA, FULL]
+    assert publish(baseline, code, snapshots[2:]) == [FULL, FULL, FULL, DELTA, DELTA, DELTA]
 
 
-def test_a_delta_that_does_not_decode_is_no_baseline(snapshots, code):
-    baseline = Baseline(16)
+def test_a_delta_that_does_not_decode_is_no_baseline(make, snapshots, code):
+    baseline = make(16)
     publish(baseline, code, snapshots[:2])
     encoded = code(baseline, snapshots[2])
     tensors = (dataclasses.replace(encoded.manifest.tensors[0], digest="0" * 64),)
