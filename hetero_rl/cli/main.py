@@ -7,6 +7,7 @@ import typer
 import hetero_rl
 from hetero_rl.cli import bench, certs, config, estimators, weights
 from hetero_rl.cli.backends import backends
+from hetero_rl.cli.doctor import doctor
 from hetero_rl.cli.eval import evaluate
 from hetero_rl.cli.export import export
 from hetero_rl.cli.hub import hub
@@ -49,6 +50,7 @@ app.command()(export)
 app.command()(hub)
 app.command()(worker)
 app.command()(backends)
+app.command()(doctor)
 app.add_typer(estimators.app, name="estimators")
 app.add_typer(certs.app, name="certs")
 app.add_typer(bench.app, name="bench")

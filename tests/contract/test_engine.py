@@ -1,9 +1,10 @@
-"""What every engine must do, whatever its vendor: the rules of `hetero_rl.worker.engine.Engine`, one test each."""
+"""What every engine must do, whatever its vendor: the rules of `hetero_rl.worker.engine.Engine`, one test each.
+
+Those that a real device is certified with are the checks of `hetero_rl.certify`; the others need a model whose every token
+can be looked at.
+"""
 
 import asyncio
-import collections
-import dataclasses
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -14,10 +15,12 @@ import pytest_asyncio
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from hetero_rl.certify import checks
+from hetero_rl.certify.subject import Subject, Tolerance, completion_scores, running_tokens, scored
 from hetero_rl.errors import InvalidMessageError
-from hetero_rl.wire.columns import float32_view, int32_column
-from hetero_rl.wire.messages import FinishReason, GenerateWork, Purpose, SamplingParameters, ScoreWork
-from hetero_rl.worker.engine import Completion, Engine, EngineSettings
+from hetero_rl.wire.columns import int32_column
+from hetero_rl.wire.messages import GenerateWork, Purpose, SamplingParameters
+from hetero_rl.worker.engine import EngineSettings
 from hetero_rl.worker.engines.scripted import ScriptedEngine
 from hetero_rl.worker.engines.transformers import TransformersEngine
 
@@ -30,21 +33,6 @@ PROMPT = (3, 5, 7, 11)
 ROUNDING = 1e-4
 
 State = list[tuple[str, torch.Tensor]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """An engine class under test, a model for it, and weights for the model."""
-
-    engine_class: Callable[[EngineSettings], Engine]
-    model_dir: Path
-    state: Callable[[int], State]
-
-    async def start(self, **changes) -> Engine:
-        settings = {"dtype": "float32", "max_concurrent_sequences": 512, "threads": 1} | changes
-        engine = self.engine_class(EngineSettings(model_dir=self.model_dir, **settings))
-        await engine.start()
-        return engine
 
 
 def _write_tokenizer(model_dir: Path) -> None:
@@ -81,12 +69,26 @@ def _transformers_subject(model_dir: Path, family: str, *, tied: bool) -> Subjec
     config = config_class(**sizes)
     config.save_pretrained(model_dir)
     model = model_class(config)
-    return Subject(TransformersEngine, model_dir, lambda seed: _random_state(model, seed))
+    return _subject(TransformersEngine, model_dir, lambda seed: _random_state(model, seed))
 
 
 def _scripted_subject(model_dir: Path) -> Subject:
     (model_dir / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
-    return Subject(ScriptedEngine, model_dir, lambda seed: [("weight", torch.tensor([float(seed), 1.0]))])
+    return _subject(ScriptedEngine, model_dir, lambda seed: [("weight", torch.tensor([float(seed), 1.0]))])
+
+
+def _subject(engine_class, model_dir: Path, state: Callable[[int], State]) -> Subject:
+    settings = EngineSettings(model_dir=model_dir, dtype="float32", max_concurrent_sequences=512, threads=1)
+    return Subject(
+        engine_class=engine_class,
+        model_dir=model_dir,
+        state=state,
+        vocabulary_size=VOCABULARY,
+        stop_token=STOP,
+        prompt=PROMPT,
+        tolerance=Tolerance(ROUNDING, ROUNDING),
+        settings=settings,
+    )
 
 
 SUBJECTS = {
@@ -125,77 +127,25 @@ def work(*, samples=4, prompt=PROMPT, group="g", indices=None, **sampling) -> Ge
     )
 
 
-async def scored(engine: Engine, sequences: list[list[int]]) -> list[list[float]]:
-    """Log-probabilities of all tokens but the first of each sequence, under the loaded version."""
-    column = await engine.score(
-        ScoreWork(
-            score_id="s",
-            lengths=tuple(map(len, sequences)),
-            token_ids=int32_column(itertools.chain(*sequences)),
-            weight_version=engine.loaded_version,
-        )
-    )
-    values = iter(float32_view(column).tolist())
-    return [list(itertools.islice(values, len(sequence) - 1)) for sequence in sequences]
+async def test_one_completion_comes_for_each_sample_index_in_order(engine, subject):
+    await checks.whole_groups(subject, engine)
 
 
-async def completion_scores(engine: Engine, prompt, completions: list[Completion]) -> list[list[float]]:
-    sequences = [[*prompt, *completion.token_ids] for completion in completions]
-    return [scores[len(prompt) - 1 :] for scores in await scored(engine, sequences)]
+async def test_log_probs_are_one_for_each_token_finite_and_not_above_zero(engine, subject):
+    await checks.log_probs_contract(subject, engine)
 
 
-async def running_tokens(engine: Engine, tokens: int) -> None:
-    """Returns once the engine has generated that many tokens."""
-    while engine.generated_tokens < tokens:  # ruff: ignore[async-busy-wait] - the interface has a counter, no event
-        await asyncio.sleep(0)
+async def test_log_probs_agree_with_scoring_the_same_tokens(engine, subject):
+    await checks.scoring_equals_decoding(subject, engine)
 
 
-async def test_one_completion_comes_for_each_sample_index_in_order(engine):
-    completions = await engine.generate(work(indices=(1, 4, 6)))
-    assert [completion.sample_index for completion in completions] == [1, 4, 6]
-    assert all(1 <= len(completion.token_ids) <= 12 for completion in completions)
-    assert all(0 <= token < VOCABULARY for completion in completions for token in completion.token_ids)
+async def test_first_tokens_are_drawn_from_the_distribution_that_scoring_reports(engine, subject):
+    await checks.first_token_distribution(subject, engine)
 
 
-async def test_log_probs_are_one_for_each_token_finite_and_not_above_zero(engine):
-    for completion in await engine.generate(work(samples=16)):
-        assert len(completion.log_probs) == len(completion.token_ids)
-        assert all(math.isfinite(value) and value <= 0 for value in completion.log_probs)
-
-
-async def test_log_probs_agree_with_scoring_the_same_tokens(engine):
-    completions = await engine.generate(work(samples=16))
-    for completion, scores in zip(
-        completions, await completion_scores(engine, PROMPT, completions), strict=True
-    ):
-        assert list(completion.log_probs) == pytest.approx(scores, abs=ROUNDING)
-
-
-async def test_first_tokens_are_drawn_from_the_distribution_that_scoring_reports(engine):
-    samples = 3000
-    completions = await engine.generate(work(samples=samples, max_new_tokens=1))
-    drawn = collections.Counter(completion.token_ids[0] for completion in completions)
-    scores = await scored(engine, [[*PROMPT, token] for token in range(VOCABULARY)])
-    expected = [samples * math.exp(values[-1]) for values in scores]
-    assert sum(expected) == pytest.approx(samples, rel=1e-4)
-    statistic = sum((drawn[token] - mean) ** 2 / mean for token, mean in enumerate(expected) if mean >= 5)
-    # 15 degrees of freedom at most: 44.3 is the 99.99 % quantile.
-    assert statistic < 44.3
-
-
-async def test_a_stop_token_ends_a_completion_and_is_part_of_it(engine):
-    completions = await engine.generate(work(samples=32, max_new_tokens=200))
-    for completion in completions:
-        stopped = completion.finish_reason == FinishReason.STOP
-        assert list(completion.token_ids).count(STOP) == stopped
-        assert (completion.token_ids[-1] == STOP) == stopped
-    assert any(completion.finish_reason == FinishReason.STOP for completion in completions)
-
-
-async def test_without_a_stop_token_a_completion_ends_at_the_length_limit(engine):
-    for completion in await engine.generate(work(stop_token_ids=(), max_new_tokens=7)):
-        assert len(completion.token_ids) == 7
-        assert completion.finish_reason == FinishReason.LENGTH
+async def test_a_stop_token_ends_a_completion_and_is_part_of_it(engine, subject):
+    figures = await checks.stopping(subject, engine)
+    assert figures["stopped"] > 0
 
 
 async def test_any_of_several_stop_tokens_ends_a_completion(engine):
@@ -205,17 +155,9 @@ async def test_any_of_several_stop_tokens_ends_a_completion(engine):
         assert completion.token_ids[-1] in stops
 
 
-async def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(engine):
-    first = await engine.generate(work(samples=8))
-    again = await engine.generate(work(samples=8))
-    other = await engine.generate(work(samples=8, seed=2))
-    assert [list(c.token_ids) for c in first] == [list(c.token_ids) for c in again]
-    assert [list(c.token_ids) for c in first] != [list(c.token_ids) for c in other]
-
-
-async def test_samples_of_a_group_differ(engine):
-    completions = await engine.generate(work(samples=8))
-    assert len({tuple(completion.token_ids) for completion in completions}) > 1
+async def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(engine, subject):
+    figures = await checks.same_seed_same_tokens(subject, engine)
+    assert figures["max_absolute_difference"] == 0
 
 
 async def test_a_group_in_two_leases_has_the_tokens_of_the_group_in_one(engine):
@@ -224,14 +166,9 @@ async def test_a_group_in_two_leases_has_the_tokens_of_the_group_in_one(engine):
     assert [list(c.token_ids) for c in whole] == [list(c.token_ids) for c in halves]
 
 
-async def test_a_group_gives_the_same_alone_and_among_others(engine):
-    alone = await engine.generate(work(samples=4))
-    prompts = [tuple(3 + (7 * number + at) % 13 for at in range(1 + number % 9)) for number in range(12)]
-    others = [work(prompt=prompt, group=f"o{number}") for number, prompt in enumerate(prompts)]
-    among, *_ = await asyncio.gather(*map(engine.generate, [work(samples=4), *others]))
-    for left, right in zip(alone, among, strict=True):
-        assert list(left.token_ids) == list(right.token_ids)
-        assert list(left.log_probs) == pytest.approx(list(right.log_probs), abs=ROUNDING)
+async def test_a_group_gives_the_same_alone_and_among_others(engine, subject):
+    figures = await checks.batch_independence(subject, engine)
+    assert figures["completions_with_the_same_tokens"] == figures["completions"] == 4
 
 
 async def test_many_groups_at_once_all_come_back_with_right_log_probs(engine):
@@ -253,14 +190,8 @@ async def test_a_group_larger_than_the_engine_is_served(subject):
     await engine.close()
 
 
-async def test_greedy_work_takes_the_most_probable_token_and_reports_no_log_probs(engine):
-    (completion,) = await engine.generate(work(samples=1, temperature=0.0, max_new_tokens=5))
-    assert completion.log_probs is None
-    for position, token in enumerate(completion.token_ids):
-        before = [*PROMPT, *completion.token_ids[:position]]
-        candidates = await scored(engine, [[*before, candidate] for candidate in range(VOCABULARY)])
-        best = max(values[-1] for values in candidates)
-        assert candidates[token][-1] == pytest.approx(best, abs=ROUNDING)
+async def test_greedy_work_takes_the_most_probable_token_and_reports_no_log_probs(engine, subject):
+    await checks.greedy(subject, engine)
 
 
 async def test_spans_cover_each_completion_and_name_the_version(engine):
@@ -270,14 +201,8 @@ async def test_spans_cover_each_completion_and_name_the_version(engine):
 
 
 async def test_loading_a_then_b_then_a_scores_exactly_as_a_did(engine, subject):
-    sequences = [list(PROMPT), [9, 1, 4, 15, 2, 6]]
-    first = await scored(engine, sequences)
-    await engine.load_weights(subject.state(2), 2)
-    between = await scored(engine, sequences)
-    await engine.load_weights(subject.state(1), 3)
-    assert engine.loaded_version == 3
-    assert await scored(engine, sequences) == first
-    assert between != first
+    figures = await checks.weights_round_trip(subject, engine)
+    assert figures["left_after_return"] == 0
 
 
 async def test_after_a_load_tokens_come_from_the_new_weights(engine, subject):
@@ -291,20 +216,8 @@ async def test_after_a_load_tokens_come_from_the_new_weights(engine, subject):
 
 
 async def test_an_update_in_flight_splits_completions_where_the_weights_changed(engine, subject):
-    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=200)))
-    await running_tokens(engine, 30)
-    await engine.load_weights(subject.state(2), 2)
-    completions = await running
-    under_new = await completion_scores(engine, PROMPT, completions)
-    await engine.load_weights(subject.state(1), 3)
-    under_old = await completion_scores(engine, PROMPT, completions)
-    for completion, old, new in zip(completions, under_old, under_new, strict=True):
-        first, second = completion.spans
-        assert (first.start, first.end, first.weight_version) == (0, second.start, 1)
-        assert (second.end, second.weight_version) == (200, 2)
-        assert list(completion.log_probs) == pytest.approx(
-            [*old[: first.end], *new[first.end :]], abs=ROUNDING
-        )
+    figures = await checks.in_flight_update(subject, engine)
+    assert figures["split_completions"] == 6
 
 
 async def test_an_update_in_flight_reaches_groups_of_all_prompts_and_limits(engine, subject):
@@ -335,18 +248,8 @@ async def test_an_update_in_flight_reaches_groups_of_all_prompts_and_limits(engi
                     assert sampled == pytest.approx(scores[span.start : span.end], abs=ROUNDING)
 
 
-async def test_a_draining_engine_ends_running_completions_before_it_loads(subject):
-    engine = await subject.start(drain_before_update=True)
-    assert not engine.capabilities().in_flight_update
-    await engine.load_weights(subject.state(1), 1)
-    running = asyncio.create_task(engine.generate(work(samples=6, stop_token_ids=(), max_new_tokens=200)))
-    await running_tokens(engine, 12)
-    loading = asyncio.create_task(engine.load_weights(subject.state(2), 2))
-    await asyncio.wait([running, loading], return_when=asyncio.ALL_COMPLETED)
-    assert {span.weight_version for c in running.result() for span in c.spans} == {1}
-    later = await engine.generate(work())
-    assert {span.weight_version for completion in later for span in completion.spans} == {2}
-    await engine.close()
+async def test_a_draining_engine_ends_running_completions_before_it_loads(engine, subject):
+    await checks.drained_update(subject, engine)
 
 
 @pytest.mark.parametrize("defect", ["missing", "unknown", "misshapen", "twice"])
