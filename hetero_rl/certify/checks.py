@@ -42,6 +42,7 @@ Figures: TypeAlias = Mapping[str, float]
 Check: TypeAlias = Callable[[Subject, Engine], Awaitable[Figures]]
 
 _FIRST_TOKENS = 3000
+_PAUSE = 1e-3  # seconds between two looks at what has been generated
 _IN_FLIGHT_LIMITS = (200, 800, 1600)
 """Lengths that are tried in turn, until an update comes while the completions run."""
 
@@ -298,7 +299,7 @@ async def _updated_while_running(subject: Subject, engine: Engine, limit: int) -
     before = engine.generated_tokens
     work = generate_work(subject, samples=6, stop_token_ids=(), max_new_tokens=limit)
     running = asyncio.create_task(engine.generate(work))
-    counting = asyncio.create_task(running_tokens(engine, before + 30))
+    counting = asyncio.create_task(running_tokens(engine, before + 30, _PAUSE))
     await asyncio.wait([running, counting], return_when=asyncio.FIRST_COMPLETED)
     counting.cancel()
     await engine.load_weights(subject.state(2), engine.loaded_version + 1)
@@ -319,7 +320,7 @@ async def drained_update(subject: Subject, _: Engine) -> Figures:
         await engine.load_weights(subject.state(1), 1)
         work = generate_work(subject, samples=6, stop_token_ids=(), max_new_tokens=100)
         running = asyncio.create_task(engine.generate(work))
-        counting = asyncio.create_task(running_tokens(engine, 12))
+        counting = asyncio.create_task(running_tokens(engine, 12, _PAUSE))
         await asyncio.wait([running, counting], return_when=asyncio.FIRST_COMPLETED)
         counting.cancel()
         await engine.load_weights(subject.state(2), 2)
@@ -337,7 +338,7 @@ async def cancelling_frees(subject: Subject, engine: Engine) -> Figures:
     """Cancelling a group frees its place: what comes after it is served."""
     work = generate_work(subject, stop_token_ids=(), max_new_tokens=_IN_FLIGHT_LIMITS[-1])
     endless = asyncio.create_task(engine.generate(work))
-    counting = asyncio.create_task(running_tokens(engine, engine.generated_tokens + 4))
+    counting = asyncio.create_task(running_tokens(engine, engine.generated_tokens + 4, _PAUSE))
     await asyncio.wait([endless, counting], return_when=asyncio.FIRST_COMPLETED)
     counting.cancel()
     endless.cancel()

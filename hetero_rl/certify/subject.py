@@ -110,7 +110,13 @@ async def completion_scores(
     return [scores[len(prompt) - 1 :] for scores in await scored(engine, sequences)]
 
 
-async def running_tokens(engine: Engine, tokens: int) -> None:
-    """Returns once the engine has generated that many tokens since it started."""
+async def running_tokens(engine: Engine, tokens: int, pause: float = 0.0) -> None:
+    """Returns once the engine has generated that many tokens since it started.
+
+    Args:
+        engine: What generates.
+        tokens: How many.
+        pause: Seconds between two looks; at 0 nothing comes in between, and an engine thread has to share.
+    """
     while engine.generated_tokens < tokens:  # ruff: ignore[async-busy-wait] - the interface has a counter, no event
-        await asyncio.sleep(0)
+        await asyncio.sleep(pause)

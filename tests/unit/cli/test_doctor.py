@@ -69,6 +69,8 @@ def test_certifying_needs_a_backend_and_a_device(cli, install):
     assert "Load the driver." in absent.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_certifying_runs_the_contract_and_records_an_emulated_backend_under_its_label(cli, tmp_path):
     arguments = ("--set", "inference.worker.emulate=int8-weights", "--set", "inference.worker.threads=1")
     result = cli("doctor", "--certify", "--backend", "cpu", "--out", tmp_path, *arguments)
