@@ -4,7 +4,12 @@ A change is a signed number of representable values on the ordered view of the b
 every NaN are values like others. Where and how far elements change is entropy coded given the exponent that both sides
 hold (`hetero_rl.weights.kernels`), under statistics that both sides gather from the tensors before.
 
-Coded tensor: nothing when nothing changed; else one byte that says how, then the bytes.
+Coded tensor, little-endian: nothing when nothing changed; else one byte that says how:
+
+    0  the new bytes as they are
+    1  for each 2^21 elements, the last ones too: 4 bytes, and if they are not 0, that many 32-bit words:
+       bits 0 to 27 the number of words, bits 28 to 31 the binary logarithm of the number of lanes;
+       0 says that nothing changed there
 """
 
 import dataclasses
@@ -14,18 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero_rl.errors import DamagedError
-from hetero_rl.weights import kernels
+from hetero_rl.weights import comparison, kernels
 from hetero_rl.wire.messages import DataType
 
 __all__ = ["GROUP_ELEMENTS", "Changes", "DeltaCoder", "bits_of", "compare_bits"]
 
 GROUP_ELEMENTS = 2**26
 """Statistics start anew after this many elements, so that groups of tensors can be decoded side by side."""
+SEGMENT_ELEMENTS = 2**21
+"""Elements coded together: bounds the memory that the symbols of a segment take."""
 
 _RAW = b"\x00"
 """How: the new bytes as they are; statistics start anew."""
 _STEPS = b"\x01"
 """How: gaps and steps."""
+_HEADER_BYTES = 4
+_WORDS_BITS = 28
+_CHANGES_PER_LANE = 512
+"""A lane costs about four bytes, so few changes share few lanes."""
 
 Bits = NDArray[np.unsignedinteger[Any]]
 
@@ -64,8 +75,9 @@ def compare_bits(old: Bits, new: Bits) -> Changes:
     if old.itemsize not in {2, 4}:  # not worth compiling for: whole tensors are sent
         found = np.flatnonzero(old != new)
         return Changes(found, new[found])
-    positions = np.empty(old.size + 16, np.int64)
-    found = positions[: kernels.find_changes(old, new, positions)].copy()
+    positions = np.empty(old.size + comparison.FLAGS, np.int64)
+    flags = np.zeros(comparison.FLAGS, np.uint8)
+    found = positions[: comparison.find_changes(old, new, positions, flags, flags.view(np.uint64))].copy()
     return Changes(found, new[found])
 
 
@@ -75,16 +87,24 @@ class _Statistics:
     def __init__(self, layout: _Layout) -> None:
         contexts = 1 << layout.exponent_bits
         self.hazards = np.full(2 * contexts, 10_000, np.int32)  # about 1 % until the first piece is known
+        self.far = np.full(contexts, 1 << 14, np.int32)  # a quarter of the slots
         self.seen = np.full(contexts, 4 * 256, np.int64)
         self.changed = np.full(contexts, 10, np.int64)
+        self.farther = np.full(contexts, 2, np.int64)
         self.odds = np.full(contexts * kernels.STEP_ODDS, kernels.EVEN_ODDS, np.int32)
         self.pieces = np.zeros(1, np.int64)
         self.counts = np.zeros(contexts, np.int64)
-        self.hits = np.zeros(contexts, np.int64)
+        self.hits = np.zeros(kernels.MOST_LANES * contexts, np.int64)
+        self.sums = np.zeros(kernels.PIECE_ROOM, np.uint32)
+        self.table = np.zeros(kernels.LANE_TABLE, np.int64)
+        self.distances = np.zeros(kernels.MOST_DISTANCES, np.int64)
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """In the order that the kernels take."""
-        return self.hazards, self.seen, self.changed, self.odds, self.pieces, self.counts, self.hits
+        return (
+            self.hazards, self.far, self.seen, self.changed, self.farther, self.odds, self.pieces, self.counts,
+            self.hits, self.sums, self.table, self.distances,
+        )  # fmt: skip
 
 
 class DeltaCoder:
@@ -106,14 +126,9 @@ class DeltaCoder:
         if not changes.positions.size:
             return b""
         if data_type in _LAYOUTS:
-            layout, statistics = _LAYOUTS[data_type], self._statistics_of(data_type)
-            out = np.empty(2 * old.nbytes + 256, np.uint8)
-            size = kernels.encode(
-                old, changes.positions, changes.bits, out,
-                layout.exponent_shift, layout.sign, *statistics.arrays(),
-            )  # fmt: skip
-            if 0 <= size < old.nbytes:
-                return _STEPS + out[:size].tobytes()
+            coded = self._encode_steps(data_type, old, changes)
+            if coded is not None:
+                return coded
             self._statistics.pop(data_type)
         new = old.copy()
         new[changes.positions] = changes.bits
@@ -139,17 +154,37 @@ class DeltaCoder:
         if how == _RAW and coded.nbytes == bits.nbytes:
             self._statistics.pop(data_type, None)
             bits[:] = bits_of(data_type, coded)
-        elif how == _STEPS and data_type in _LAYOUTS and coded.nbytes < bits.nbytes:
-            layout = _LAYOUTS[data_type]
-            kernels.decode(
-                bits, np.frombuffer(coded, np.uint8).copy(),  # read-only bytes would be compiled for once more
-
-                layout.exponent_shift, layout.sign, *self._statistics_of(data_type).arrays(),
-            )  # fmt: skip
-        else:
+            return
+        segments = _segments(coded, bits.size) if how == _STEPS and data_type in _LAYOUTS else None
+        if segments is None:
             raise DamagedError(
                 f"{coded.nbytes} bytes of kind {how[0]} are no delta of {bits.size} {data_type.name} elements"
             )
+        layout, statistics = _LAYOUTS[data_type], self._statistics_of(data_type)
+        for segment in segments:
+            kernels.decode(
+                bits[segment.start : segment.start + SEGMENT_ELEMENTS], segment.words, segment.lanes,
+                layout.exponent_shift, layout.sign, *statistics.arrays(),
+            )  # fmt: skip
+
+    def _encode_steps(self, data_type: DataType, old: Bits, changes: Changes) -> bytes | None:
+        """The coded segments; None when they would be no shorter than the new bytes."""
+        layout, statistics = _LAYOUTS[data_type], self._statistics_of(data_type)
+        starts = range(0, old.size, SEGMENT_ELEMENTS)
+        bounds = np.searchsorted(changes.positions, [*starts, old.size])
+        parts, left = [_STEPS], old.nbytes
+        for number, start in enumerate(starts):
+            chosen = slice(bounds[number], bounds[number + 1])
+            coded = b""
+            if chosen.start < chosen.stop:
+                here = old[start : start + SEGMENT_ELEMENTS]
+                index = changes.positions[chosen] - start
+                coded = _encode_segment(layout, statistics, here, index, changes.bits[chosen], left)
+            left -= len(coded) + _HEADER_BYTES
+            if left < 0:
+                return None
+            parts.append(coded or bytes(_HEADER_BYTES))
+        return b"".join(parts)
 
     def _statistics_of(self, data_type: DataType) -> _Statistics:
         if data_type not in self._statistics:
@@ -161,3 +196,50 @@ class DeltaCoder:
             self._statistics.clear()
             self._elements = 0
         self._elements += elements
+
+
+def _encode_segment(
+    layout: _Layout, statistics: _Statistics, old: Bits, index: NDArray[np.int64], new: Bits, limit: int
+) -> bytes:
+    """A segment with its header; longer than `limit` when there is no room for it."""
+    log_lanes = min(int(index.size) // _CHANGES_PER_LANE or 1, kernels.MOST_LANES).bit_length() - 1
+    lanes = 1 << log_lanes
+    symbols = np.empty(kernels.SYMBOLS_PER_CHANGE * (index.size + lanes) + old.size // 8 + 1024, np.int64)
+    noted = kernels.note(
+        old, index, new, symbols, lanes, layout.exponent_shift, layout.sign, *statistics.arrays()
+    )
+    words = np.empty(min(noted + 2 * lanes, limit // 4) + 2, np.uint32)
+    start = kernels.write(symbols[:noted], lanes, statistics.table, words) if noted >= 0 else -1
+    if start < 0:
+        return bytes(limit + 1)
+    coded = words[start:]
+    return (coded.size | log_lanes << _WORDS_BITS).to_bytes(_HEADER_BYTES, "little") + coded.tobytes()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Segment:
+    """A part of a tensor that changes: its first element, its words and zeros after them."""
+
+    start: int
+    words: NDArray[np.uint32]
+    lanes: int
+
+
+def _segments(coded: memoryview, elements: int) -> list[_Segment] | None:
+    """The segments in which something changes; None when the bytes are not exactly those of a tensor of that size."""
+    found, position = [], 0
+    for start in range(0, elements, SEGMENT_ELEMENTS):
+        if coded.nbytes < position + _HEADER_BYTES:
+            return None
+        header = int.from_bytes(coded[position : position + _HEADER_BYTES], "little")
+        size, lanes = header & ((1 << _WORDS_BITS) - 1), 1 << (header >> _WORDS_BITS)
+        position += _HEADER_BYTES
+        if not header:
+            continue
+        if lanes > kernels.MOST_LANES or size < 2 * lanes or coded.nbytes < position + 4 * size:
+            return None
+        words = np.zeros(size + kernels.WORDS_AHEAD, np.uint32)
+        words[:size] = np.frombuffer(coded[position : position + 4 * size], "<u4")
+        found.append(_Segment(start, words, lanes))
+        position += 4 * size
+    return found if position == coded.nbytes else None

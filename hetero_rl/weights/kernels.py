@@ -1,17 +1,24 @@
-"""The compiled loops of the delta codec: a range coder whose gaps are measured in hazard. Needs numba.
+"""The compiled loops of the delta codec: interleaved rANS coders whose gaps are measured in hazard. Needs numba.
 
-    old weights ──exponent──► hazard of each element ──sum since the last change──► h
-    change at the next element:   interval [exp(-(h + w)), exp(-h))   of the coder's range
-    no change so far:             interval [0, exp(-h))
-    then the signed step, bit by bit, under odds that adapt for each exponent
+    old weights ──exponent──► hazard of each element ──running sum over a piece──► one search finds the next change
+    change at an element:   slots [S(h + w), S(h)) of the coder, S the survival exp(-h), h the hazard since the last change,
+                            shared by: farther than one value, one value up, one value down
+    no change so far:       slots [0, S(h))
+    if farther:             the distance bit by bit under adaptive odds
 
 An element of exponent e changes with probability p_e; its hazard is w_e = -ln(1 - p_e). If changes are independent, the
 hazard passed between two of them is exponential, so one pass in natural order codes every position at the entropy given
 the old exponent, without sorting by exponent. Probabilities come from what both sides have already seen, piece by piece.
 
+A piece is cut into one stretch per lane. Each round takes one symbol of every lane: first it finds where all of them are,
+then what they say. Nothing in a step of a round waits for the lane before, so that the processor works on several at a
+time, and no branch depends on what nothing foretells. The distances of a piece come last, from the lanes in turn. Each lane
+has a state of 63 bits; all read the same sequence of 32-bit words. The encoder notes its symbols in the order of the
+decoder, then codes them from the last to the first.
+
 Everything is int64 arithmetic, identical on every processor; indices are cast to uint64 to spare numba's test for
-negative ones. Floats serve only to find leading bits, for where an exact search starts. All compiled functions are in this
-file: numba's cache notices a change of the file only. A damaged stream decodes to wrong weights, never out of bounds.
+negative ones. numba's cache notices a change of this file only. A damaged stream decodes to wrong weights, never out of
+bounds.
 """
 
 from collections.abc import Callable
@@ -20,17 +27,13 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
-from hetero_rl.weights.survival import (
-    FINE_BITS,
-    HAZARD_BITS,
-    HAZARD_LIMIT,
-    HAZARD_TOP,
-    LOG_BITS,
-    PROBABILITY_BITS,
-    tables,
-)
+from hetero_rl.weights.hazards import EVEN_ODDS, hazard_before, inlined, learn, nats, survival
+from hetero_rl.weights.survival import HAZARD_LIMIT, HAZARD_TOP, PROBABILITY_BITS
 
-__all__ = ["EVEN_ODDS", "STEP_ODDS", "decode", "encode", "find_changes"]
+__all__ = [
+    "EVEN_ODDS", "LANE_TABLE", "MOST_DISTANCES", "MOST_LANES", "PIECE_ROOM", "STEP_ODDS", "SYMBOLS_PER_CHANGE", "WORDS_AHEAD",
+    "decode", "note", "write",
+]  # fmt: skip
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -41,426 +44,452 @@ def _kernel(function: _Function) -> _Function:
     return compiled
 
 
-def _inlined(function: _Function) -> _Function:
-    """Part of a kernel: a call would pass each array as seven words."""
-    compiled: _Function = numba.njit(nogil=True, _nrt=False, error_model="numpy", forceinline=True)(function)
-    return compiled
-
-
 U = np.uint64
-_COARSE, _FINE, _LOGS = tables()
-_SURVIVAL_COARSE = _COARSE.astype(np.int32)
-_SURVIVAL_FINE = _FINE.astype(np.int32)
-_LN2 = int(_LOGS[-1])
-# The logarithm of a float's ten leading mantissa bits, and of 2, as hazards.
-_NATS = (_LOGS >> (30 - HAZARD_BITS)).astype(np.int32)
-_OCTAVE = _LN2 >> (30 - HAZARD_BITS)
-_FINE_MASK = (1 << FINE_BITS) - 1
 _LONGEST_HAZARD = HAZARD_TOP - HAZARD_LIMIT
-_LOG_SHIFT = 31 - LOG_BITS
+_SHORTEST_HAZARD = 64  # so that the slots of a change can be shared
 
-# The coder keeps 56 bits and moves two bytes at a time: at least 40 bits before a gap, 24 before a bit.
-_TOP = 1 << 56
-_WIDE = 1 << 40
-_NARROW = 1 << 24
-_REST = _WIDE - 1
+# A state is in [2^31, 2^63) between symbols; a symbol has at least 1 of 2^30 slots, so one word at a time is enough.
+_SLOTS = 1 << PROBABILITY_BITS
+_SLOT_MASK = _SLOTS - 1
+_LEAST_STATE = 1 << 31
+_STATE_MASK = (1 << 63) - 1
+_WORD_MASK = (1 << 32) - 1
 
-# Odds of a bit: probability of 0 in the upper bits, number of visits in the low byte.
-EVEN_ODDS = 32768 << 8
-_MOST_VISITS = 250
-_RATES = np.array([int(65536 / (visits + 1.6)) for visits in range(256)], np.int32)
-
-# Bits of a step of one exponent, after a sign at even odds: "more than one" (the second), a tree of 5 bits for the
-# length, a tree of 3 for its top bits.
+_ODDS_SHIFT = PROBABILITY_BITS - 16
+# Odds of one exponent: a tree of 5 bits for the length of a distance, a tree of 3 for its top bits.
 STEP_ODDS = 320
-_LENGTH_TREE = 2
-_TOP_TREES = 34
+_TOP_TREES = 32
 
+MOST_LANES = 8
+SYMBOLS_PER_CHANGE = 14
+"""At most: position and kind of step, whether more than two, five bits of length, three of the rest, four times eight."""
+WORDS_AHEAD = 32
+"""Zeros that follow the words: a round or a distance reads fewer, so that the decoder never reads beyond them."""
 _SMALLEST_PIECE = 128
 _LARGEST_PIECE = 65536
-_SAMPLED = 4096
+_SAMPLED = 2048
+_WINDOW = 128
+MOST_DISTANCES = _LARGEST_PIECE + MOST_LANES
+PIECE_ROOM = _LARGEST_PIECE + _WINDOW + 1
+"""Entries of the running sum: one more than elements, and room for a search to look ahead."""
+_HAZARDS_IN_REACH = 512
+"""So many hazards and a limit are less than 2^32, where the running sum starts anew."""
+# Columns of the lanes' table: element reached, end of the stretch, state; where the present round looks.
+_AT, _END, _STATE, _ELEMENT, _CHANGE, _LAST = (MOST_LANES * column for column in range(6))
+LANE_TABLE = MOST_LANES * 6
 
 
-@_inlined
-def _survival(hazard):
-    coarse = np.int64(_SURVIVAL_COARSE[U(hazard >> FINE_BITS)])
-    return (coarse * np.int64(_SURVIVAL_FINE[U(hazard & _FINE_MASK)])) >> PROBABILITY_BITS
+@inlined
+def _passed(sums, start, stop):
+    """The hazard of the elements from `start` to before `stop`; the running sum starts anew at 2^32."""
+    return (np.int64(sums[U(stop)]) - np.int64(sums[U(start)])) & _WORD_MASK
 
 
-@_inlined
-def _carry(out, position):
-    position -= 1
-    while out[position] == 255:
-        out[position] = 0
-        position -= 1
-    out[position] += 1
-
-
-@_inlined
-def _emit(low, width, out, position):
-    if low >= _TOP:
-        low -= _TOP
-        _carry(out, position)
-    out[U(position)] = (low >> 48) & 255
-    out[U(position + 1)] = (low >> 40) & 255
-    return (low & _REST) << 16, width << 16, position + 2
-
-
-@_inlined
-def _fetch(code, width, data, position):
-    first, second = 0, 0
-    if position < data.size:
-        first = np.int64(data[U(position)])
-    if position + 1 < data.size:
-        second = np.int64(data[U(position + 1)])
-    return (code << 16) | (first << 8) | second, width << 16, position + 2
-
-
-@_inlined
-def _learn(odds, index, bit):
-    packed = np.int64(odds[U(index)])
-    visits, zero = packed & 255, packed >> 8
-    zero += ((((1 - bit) << 16) - zero) * np.int64(_RATES[U(visits)])) >> 16
-    zero = min(max(zero, 64), 65536 - 64)
-    odds[U(index)] = (zero << 8) | min(visits + 1, _MOST_VISITS)
-
-
-@_inlined
-def _put_bit(low, width, out, position, odds, index, bit):
-    split = (width >> 16) * (np.int64(odds[U(index)]) >> 8)
-    low += split & -bit
-    width = split + ((width - 2 * split) & -bit)
-    _learn(odds, index, bit)
-    while width < _NARROW:
-        low, width, position = _emit(low, width, out, position)
-    return low, width, position
-
-
-@_inlined
-def _take_bit(code, width, data, position, odds, index):
-    split = (width >> 16) * (np.int64(odds[U(index)]) >> 8)
-    bit = np.int64(code >= split)
-    code -= split & -bit
-    width = split + ((width - 2 * split) & -bit)
-    _learn(odds, index, bit)
-    while width < _NARROW:
-        code, width, position = _fetch(code, width, data, position)
-    return code, width, position, bit
-
-
-@_inlined
-def _put_step(low, width, out, position, step, base, odds):
-    width >>= 1
-    low += width & -np.int64(step < 0)
-    more = abs(step) - 1
-    low, width, position = _put_bit(low, width, out, position, odds, base + 1, np.int64(more > 0))
-    if more > 0:
-        length = 0
-        while (more >> length) > 0:
-            length += 1
-        node = 1
-        for shift in range(4, -1, -1):
-            bit = ((length - 1) >> shift) & 1
-            low, width, position = _put_bit(low, width, out, position, odds, base + _LENGTH_TREE + node, bit)
-            node = 2 * node + bit
-        rest, node, tree = length - 1, 1, base + _TOP_TREES + 8 * (length - 1)
-        while rest > 0 and node < 8:
-            rest -= 1
-            bit = (more >> rest) & 1
-            low, width, position = _put_bit(low, width, out, position, odds, tree + node, bit)
-            node = 2 * node + bit
-        while rest > 0:
-            taken = min(rest, 8)
-            rest -= taken
-            width >>= taken
-            low += width * ((more >> rest) & ((1 << taken) - 1))
-            while width < _NARROW:
-                low, width, position = _emit(low, width, out, position)
-    return low, width, position
-
-
-@_inlined
-def _take_step(code, width, data, position, base, odds):
-    width >>= 1
-    negative = np.int64(code >= width)
-    code -= width & -negative
-    code, width, position, larger = _take_bit(code, width, data, position, odds, base + 1)
-    more = 0
-    if larger > 0:
-        node = 1
-        for _ in range(5):
-            code, width, position, bit = _take_bit(
-                code, width, data, position, odds, base + _LENGTH_TREE + node
-            )
-            node = 2 * node + bit
-        length = node - 31
-        more, rest, node, tree = 1, length - 1, 1, base + _TOP_TREES + 8 * (length - 1)
-        while rest > 0 and node < 8:
-            rest -= 1
-            code, width, position, bit = _take_bit(code, width, data, position, odds, tree + node)
-            node = 2 * node + bit
-            more = 2 * more + bit
-        while rest > 0:
-            taken = min(rest, 8)
-            rest -= taken
-            width >>= taken
-            value = min(code // width, (1 << taken) - 1)
-            code -= width * value
-            more = (more << taken) | value
-            while width < _NARROW:
-                code, width, position = _fetch(code, width, data, position)
-    return code, width, position, (more + 1) * (1 - 2 * negative)
-
-
-@_inlined
-def _nats(numerator, denominator):
-    """ln(numerator / denominator) as a hazard."""
-    while numerator >= (1 << 31):
-        numerator >>= 1
-        denominator >>= 1
-    ratio = (numerator << 31) // max(denominator, 1)
-    octave = 0
-    while (ratio >> octave) >= (1 << 32):
-        octave += 1
-    mantissa = (ratio >> octave) - (1 << 31)
-    index, rest = mantissa >> _LOG_SHIFT, mantissa & ((1 << _LOG_SHIFT) - 1)
-    slope = _LOGS[U(index + 1)] - _LOGS[U(index)]
-    nats = _LOGS[U(index)] + ((slope * rest) >> _LOG_SHIFT) + octave * _LN2
-    return (nats + (1 << (29 - HAZARD_BITS))) >> (30 - HAZARD_BITS)
-
-
-@_inlined
-def _piece_end(old, start, shift, pieces, counts):
-    """Where the piece from `start` ends; counts a sample of its exponents before any element is changed."""
-    stop = min(start + min(_SMALLEST_PIECE << min(pieces[0], 20), _LARGEST_PIECE), old.size)
+@inlined
+def _piece_size(old, start, pieces):
+    """Elements of the piece from `start`: the first ones are small, so that statistics are there soon."""
+    size = min(_SMALLEST_PIECE << min(pieces[0], 20), _LARGEST_PIECE)
     pieces[0] += 1
-    stride = max(1, (stop - start) // _SAMPLED)
-    for element in range(start, stop, stride):
+    return min(size, old.size - start)
+
+
+@inlined
+def _measure(old, start, size, shift, hazards, sums, counts):
+    """The running sum of hazards over a piece, and a sample of its exponents, before any element is changed."""
+    total = np.int64(0)
+    for element in range(size):
+        sums[U(element)] = total
+        total += np.int64(hazards[U(old[U(start + element)]) >> U(shift)])
+    for element in range(size, size + _WINDOW + 1):
+        sums[U(element)] = total
+    stride = max(1, size // _SAMPLED)
+    for element in range(start, start + size, stride):
         counts[(np.int64(old[U(element)]) >> shift) & (counts.size - 1)] += stride
-    return stop
 
 
-@_inlined
-def _relearn(counts, hits, seen, changed, hazards):
-    """New hazards from a piece; counts are in 256ths and forget a sixteenth per piece."""
+@inlined
+def _place_lanes(size, lanes, table):
+    stretch = (size + lanes - 1) // lanes
+    for lane in range(lanes):
+        table[_AT + lane] = min(lane * stretch, size)
+        table[_END + lane] = min(lane * stretch + stretch, size)
+
+
+@inlined
+def _relearn(lanes, counts, hits, seen, changed, farther, hazards, far):
+    """New probabilities from a piece; counts are in 256ths and forget a sixteenth per piece."""
     contexts = counts.size
     for context in range(contexts):
-        if counts[context] == 0 and hits[context] == 0:
+        found = np.int64(0)
+        for lane in range(lanes):
+            found += hits[U(lane * contexts + context)]
+            hits[U(lane * contexts + context)] = 0
+        if counts[context] == 0 and found == 0:
             continue
-        changed[context] += (hits[context] << 8) - (changed[context] >> 4)
+        changes, distant = found & _WORD_MASK, found >> 32
+        changed[context] += (changes << 8) - (changed[context] >> 4)
         seen[context] = max(seen[context] + (counts[context] << 8) - (seen[context] >> 4), changed[context])
+        farther[context] = min(farther[context] + (distant << 8) - (farther[context] >> 4), changed[context])
         total = seen[context] + 256
-        hazard = min(max(_nats(total, total - changed[context] - 100), 1), _LONGEST_HAZARD)
+        hazard = min(max(nats(total, total - changed[context] - 100), _SHORTEST_HAZARD), _LONGEST_HAZARD)
         hazards[context] = hazard
         hazards[context + contexts] = hazard
-        counts[context], hits[context] = 0, 0
+        far[context] = _far_share(farther[context], changed[context])
+        counts[context] = 0
 
 
-@_inlined
-def _hazard(old, element, shift, hazards):
-    return np.int64(hazards[U(old[U(element)]) >> U(shift)])
+@inlined
+def _far_share(farther, changed):
+    """How many 65536ths of the slots of a change say "farther than one value"; some are left for the others."""
+    return min(max(((farther + 64) << 16) // (changed + 256), 64), 65000)
 
 
-@_inlined
-def _hazard_of_8(old, element, shift, hazards):
-    i, s = U(element), U(shift)
-    first = np.int64(hazards[U(old[i]) >> s]) + np.int64(hazards[U(old[i + U(1)]) >> s])
-    second = np.int64(hazards[U(old[i + U(2)]) >> s]) + np.int64(hazards[U(old[i + U(3)]) >> s])
-    third = np.int64(hazards[U(old[i + U(4)]) >> s]) + np.int64(hazards[U(old[i + U(5)]) >> s])
-    fourth = np.int64(hazards[U(old[i + U(6)]) >> s]) + np.int64(hazards[U(old[i + U(7)]) >> s])
-    return (first + second) + (third + fourth)
+@inlined
+def _share_slots(width, share):
+    """Slots of "farther up" and of "one value up" out of those of a change; as many or one more say "down"."""
+    far = max((width * share) >> 17, 1)
+    return far, (width >> 1) - far
 
 
-@_inlined
+@inlined
+def _slots_of(width, far, near, distant, down):
+    """First and number of the slots of a kind of step, in the order: far up, far down, near up, near down."""
+    size = near ^ ((near ^ far) & -distant)
+    first = ((2 * far) & (distant - 1)) + (size & -down)
+    return first, size + ((width & 1) & (distant - 1) & down)
+
+
+@inlined
 def _order(bits, sign):
     """Bits of a float as an integer that rises with its value; `_unorder` is the way back."""
     return bits ^ (sign | ((sign - 1) & -np.int64((bits & sign) != 0)))
 
 
-@_inlined
+@inlined
 def _unorder(order, sign):
     return order ^ (sign | ((sign - 1) & -np.int64((order & sign) == 0)))
 
 
-@_inlined
-def _pass_unchanged(old, element, stop, hazard, limit, shift, hazards):
-    """Walks to `stop`, or until the hazard would exceed `limit`."""
-    while element + 8 <= stop:
-        passed = _hazard_of_8(old, element, shift, hazards)
-        if hazard + passed > limit:
-            break
-        hazard += passed
-        element += 8
-    while element < stop:
-        passed = hazard + _hazard(old, element, shift, hazards)
-        if passed > limit:
-            break
-        hazard = passed
-        element += 1
-    return element, hazard
+@inlined
+def _neighbour(bits, down, sign):
+    """The value next to a float's; `_order` and `_unorder` in less time, as zeros of two signs are rare."""
+    negative = np.int64((bits & sign) != 0)
+    after = bits + 1 - 2 * (down ^ negative)
+    if (after ^ bits) & sign:
+        return _unorder((_order(bits, sign) + 1 - 2 * down) & (2 * sign - 1), sign)
+    return after
 
 
-@_inlined
-def _put_gap(low, width, out, position, old, element, stop, shift, hazards):
-    """Codes that elements up to `stop` do not change, but for what is left in the hazard that is given back."""
-    hazard = 0
-    while True:
-        element, hazard = _pass_unchanged(old, element, stop, hazard, HAZARD_LIMIT - 1, shift, hazards)
-        if element == stop:
-            return low, width, position, hazard
-        hazard += _hazard(old, element, shift, hazards)
-        element += 1
-        width = (width >> PROBABILITY_BITS) * _survival(hazard)
-        hazard = 0
-        while width < _WIDE:
-            low, width, position = _emit(low, width, out, position)
+# ---- the sender ----
 
 
-@_inlined
-def _put_change(low, width, out, position, before, after, hazard, shift, sign, hazards, hits, odds):
-    context = before >> shift
-    unit = width >> PROBABILITY_BITS
-    below = _survival(hazard + np.int64(hazards[U(context)]))
-    low += unit * below
-    width = unit * (_survival(hazard) - below)
-    while width < _NARROW:
-        low, width, position = _emit(low, width, out, position)
-    context &= hits.size - 1
-    hits[U(context)] += 1
-    step = _order(after, sign) - _order(before, sign)
-    low, width, position = _put_step(low, width, out, position, step, context * STEP_ODDS, odds)
-    while width < _WIDE:
-        low, width, position = _emit(low, width, out, position)
-    return low, width, position
+@inlined
+def _symbol(start, slots, lane):
+    return (lane << 60) | (start << 30) | slots
 
 
-@_inlined
-def _flush(low, out, position):
-    """Ends a stream with the shortest bytes inside its interval; zeros at the end need not be written."""
-    low += _WIDE - 1
-    if low >= _TOP:
-        low -= _TOP
-        _carry(out, position)
-    out[position], out[position + 1] = low >> 48, (low >> 40) & 255
-    position += 2
-    while position > 0 and out[position - 1] == 0:
-        position -= 1
+@inlined
+def _note_bit(symbols, noted, lane, odds, index, bit):
+    zero = (np.int64(odds[U(index)]) >> 8) << _ODDS_SHIFT
+    symbols[U(noted)] = _symbol(zero & -bit, zero + ((_SLOTS - 2 * zero) & -bit), lane)
+    learn(odds, index, bit)
+    return noted + 1
+
+
+@inlined
+def _note_distance(symbols, noted, lane, distance, base, odds):
+    """A distance of more than one value: whether it is more than two, then how much more."""
+    more = distance - 2
+    noted = _note_bit(symbols, noted, lane, odds, base, np.int64(more > 0))
+    if more == 0:
+        return noted
+    length = 0
+    while (more >> length) > 0:
+        length += 1
+    node = 1
+    for shift in range(4, -1, -1):
+        bit = ((length - 1) >> shift) & 1
+        noted = _note_bit(symbols, noted, lane, odds, base + node, bit)
+        node = 2 * node + bit
+    rest, node, tree = length - 1, 1, base + _TOP_TREES + 8 * (length - 1)
+    while rest > 0 and node < 8:
+        rest -= 1
+        bit = (more >> rest) & 1
+        noted = _note_bit(symbols, noted, lane, odds, tree + node, bit)
+        node = 2 * node + bit
+    while rest > 0:
+        taken = min(rest, 8)
+        rest -= taken
+        slots = _SLOTS >> taken
+        symbols[U(noted)] = _symbol(slots * ((more >> rest) & ((1 << taken) - 1)), slots, lane)
+        noted += 1
+    return noted
+
+
+@inlined
+def _limit_reached(sums, at, stop):
+    """Up to where a gap from `at` is coded by itself because its hazard reaches the limit; 0 when it does not."""
+    reach = at
+    while reach < stop and _passed(sums, at, reach) < HAZARD_LIMIT:
+        reach = min(reach + _HAZARDS_IN_REACH, stop)
+    if _passed(sums, at, reach) < HAZARD_LIMIT:
+        return 0
+    below = max(reach - _HAZARDS_IN_REACH, at)
+    while reach - below > 1:
+        middle = (below + reach) >> 1
+        if _passed(sums, at, middle) < HAZARD_LIMIT:
+            below = middle
+        else:
+            reach = middle
+    return reach
+
+
+@inlined
+def _share_changes(index, change, start, lanes, table):
+    """Where each lane's changes begin and end in `index`; returns the first one after the piece."""
+    for lane in range(lanes):
+        table[_CHANGE + lane] = change
+        while change < index.size and index[U(change)] < start + table[_END + lane]:
+            change += 1
+        table[_LAST + lane] = change
+    return change
+
+
+@inlined
+def _note_position(
+    old, index, new, start, lane, noted, shift, sign, sums, far, hits, table, symbols,
+    distances, pending,
+):  # fmt: skip
+    """Notes a lane's next change, or that none comes up to its end or a limit; keeps a long step for later."""
+    at, change = table[_AT + lane], table[_CHANGE + lane]
+    changes = change < table[_LAST + lane]
+    stop = index[U(change)] - start if changes else table[_END + lane]
+    reached = _limit_reached(sums, at, stop)
+    if reached > 0 or not changes:
+        reached = reached if reached > 0 else stop
+        symbols[U(noted)] = _symbol(0, survival(_passed(sums, at, reached)), lane)
+        table[_AT + lane] = reached
+        return pending
+    below = survival(_passed(sums, at, stop + 1))
+    width = survival(_passed(sums, at, stop)) - below
+    before = np.int64(old[U(start + stop)])
+    context = (before >> shift) & (far.size - 1)
+    step = _order(np.int64(new[U(change)]), sign) - _order(before, sign)
+    distant, down = np.int64(abs(step) > 1), np.int64(step < 0)
+    slots, half = _share_slots(width, np.int64(far[U(context)]))
+    first, number = _slots_of(width, slots, half, distant, down)
+    symbols[U(noted)] = _symbol(below + first, number, lane)
+    hits[U(lane * far.size + context)] += 1 + (distant << 32)
+    table[_AT + lane], table[_CHANGE + lane] = stop + 1, change + 1
+    distances[U(pending)] = (context << 34) | abs(step)
+    return pending + distant
+
+
+@_kernel
+def note(
+    old, index, new, symbols, lanes, shift, sign, hazards, far, seen, changed, farther, odds, pieces, counts, hits,
+    sums, table, distances,
+):  # fmt: skip
+    """Notes the symbols that say that `old[index]` become `new`, in the decoder's order.
+
+    Returns their number, or -1 when `symbols` has no room for them.
+    """
+    noted, start, following = 0, 0, 0
+    while start < old.size:
+        size = _piece_size(old, start, pieces)
+        _measure(old, start, size, shift, hazards, sums, counts)
+        _place_lanes(size, lanes, table)
+        following = _share_changes(index, following, start, lanes, table)
+        before, pending = -1, 0
+        while before < noted:
+            before = noted
+            if noted + lanes + pending * SYMBOLS_PER_CHANGE > symbols.size:
+                return -1
+            for lane in range(lanes):
+                if table[_AT + lane] < table[_END + lane]:
+                    pending = _note_position(
+                        old, index, new, start, lane, noted, shift, sign, sums, far, hits, table, symbols,
+                        distances, pending,
+                    )  # fmt: skip
+                    noted += 1
+        for number in range(pending):
+            lane, base = number & (lanes - 1), (distances[number] >> 34) * STEP_ODDS
+            noted = _note_distance(symbols, noted, lane, distances[number] & ((1 << 34) - 1), base, odds)
+        _relearn(lanes, counts, hits, seen, changed, farther, hazards, far)
+        start += size
+    return noted
+
+
+@_kernel
+def write(symbols, lanes, table, words):
+    """Codes symbols from the last to the first, into the end of `words`; returns where they begin, -1 without room."""
+    for lane in range(lanes):
+        table[_STATE + lane] = _LEAST_STATE
+    position, least = words.size, 2 * lanes + 1
+    for number in range(symbols.size - 1, -1, -1):
+        symbol = symbols[U(number)]
+        lane, start, slots = symbol >> 60, (symbol >> 30) & _SLOT_MASK, symbol & _SLOT_MASK
+        state = table[U(_STATE + lane)]
+        if position < least:
+            return -1
+        full = np.int64((state >> 33) >= slots)  # which nothing can foretell: no branch on it
+        words[U(position - 1)] = state & _WORD_MASK
+        position -= full
+        state >>= full << 5
+        quotient = np.int64(U(state) // U(slots))
+        table[U(_STATE + lane)] = (quotient << PROBABILITY_BITS) + state - quotient * slots + start
+    for lane in range(lanes - 1, -1, -1):
+        position -= 2
+        state = table[_STATE + lane]
+        words[position], words[position + 1] = state & _WORD_MASK, state >> 32
     return position
 
 
-@_kernel
-def encode(old, index, new, out, shift, sign, hazards, seen, changed, odds, pieces, counts, hits):
-    """Codes that `old[index]` become `new`; returns the number of bytes, or -1 when they are more than half of `out`.
+# ---- the receiver ----
 
-    The elements after the last change take at most 8.7 bits each, so that `out` of twice the bytes of `old` and 256
-    more is never overrun.
+
+@inlined
+def _take(state, start, slots, words, position):
+    """The state after a symbol, and the next word's position. A word is looked at even if it is not needed."""
+    state = slots * (state >> PROBABILITY_BITS) + (state & _SLOT_MASK) - start
+    empty = np.int64(state < _LEAST_STATE)
+    word = np.int64(words[U(position)])
+    return (state << (empty << 5)) | (word & -empty), position + empty
+
+
+@inlined
+def _take_bit(state, words, position, odds, index):
+    zero = (np.int64(odds[U(index)]) >> 8) << _ODDS_SHIFT
+    bit = np.int64((state & _SLOT_MASK) >= zero)
+    state, position = _take(state, zero & -bit, zero + ((_SLOTS - 2 * zero) & -bit), words, position)
+    learn(odds, index, bit)
+    return state, position, bit
+
+
+@inlined
+def _take_distance(state, words, position, base, odds):
+    """A distance of more than one value."""
+    state, position, more = _take_bit(state, words, position, odds, base)
+    if more == 0:
+        return state, position, np.int64(2)
+    node = 1
+    for _ in range(5):
+        state, position, bit = _take_bit(state, words, position, odds, base + node)
+        node = 2 * node + bit
+    length = node - 31
+    more, rest, node, tree = 1, length - 1, 1, base + _TOP_TREES + 8 * (length - 1)
+    while rest > 0 and node < 8:
+        rest -= 1
+        state, position, bit = _take_bit(state, words, position, odds, tree + node)
+        node = 2 * node + bit
+        more = 2 * more + bit
+    while rest > 0:
+        taken = min(rest, 8)
+        rest -= taken
+        value = (state & _SLOT_MASK) >> (PROBABILITY_BITS - taken)
+        state, position = _take(state, value << (PROBABILITY_BITS - taken), _SLOTS >> taken, words, position)
+        more = (more << taken) | value
+    return state, position, more + 2
+
+
+@inlined
+def _seek(sums, at, end, hazard):
+    """The first element from `at` that brings the hazard since then to `hazard`; `end` when there is none.
+
+    Halving a window costs less than a walk: where a walk ends, nothing can foretell.
     """
-    low, width, position = 0, _TOP - 1, 0
-    start, change = 0, 0
-    while start < old.size:
-        stop = _piece_end(old, start, shift, pieces, counts)
-        while True:
-            at_change = change < index.size and index[U(change)] < stop
-            reached = index[U(change)] if at_change else stop
-            low, width, position, hazard = _put_gap(
-                low, width, out, position, old, start, reached, shift, hazards
-            )
-            if not at_change:
-                break
-            low, width, position = _put_change(
-                low, width, out, position, np.int64(old[U(reached)]), np.int64(new[U(change)]),
-                hazard, shift, sign, hazards, hits, odds,
-            )  # fmt: skip
-            start, change = reached + 1, change + 1
-            if 2 * position > out.size:
-                return -1
-        if hazard > 0:
-            width = (width >> PROBABILITY_BITS) * _survival(hazard)
-            while width < _WIDE:
-                low, width, position = _emit(low, width, out, position)
-        _relearn(counts, hits, seen, changed, hazards)
-        start = stop
-    return _flush(low, out, position)
+    element = at
+    while element + _WINDOW < end and _passed(sums, at, element + _WINDOW) < hazard:
+        element += _WINDOW
+    for halving in range(6, -1, -1):
+        element += np.int64(_passed(sums, at, element + (1 << halving)) < hazard) << halving
+    return min(element, end)
 
 
-@_inlined
-def _find_change(old, element, stop, code, unit, shift, hazards):
-    """Where the next change is: its element, the hazard before it and the survival after it.
+@inlined
+def _next_change(sums, at, end, element, slot):
+    """The element that a slot names, searched from `element`, its slots' start and number, and whether it changes.
 
-    Ends at `stop`, or where the hazard reaches its limit, with a survival of -1. The leading bits of the coder's numbers
-    give a hazard that is surely passed; from there on, the test is exact.
+    If it does not, the gap is only coded up to its end there.
     """
-    whole, part = np.float64(unit << PROBABILITY_BITS).view(np.int64), np.float64(code + 1).view(np.int64)
-    hint = ((whole >> 52) - (part >> 52)) * _OCTAVE
-    hint += np.int64(_NATS[U((whole >> 42) & 1023)]) - np.int64(_NATS[U(((part >> 42) & 1023) + 1)])
-    limit = min(hint - 64, HAZARD_LIMIT - 1)
-    element, hazard = _pass_unchanged(old, element, stop, 0, limit, shift, hazards)
-    while element < stop and hazard < HAZARD_LIMIT:
-        passed = hazard + _hazard(old, element, shift, hazards)
-        below = _survival(passed)
-        if code >= unit * below:
-            return element, hazard, below
-        hazard = passed
+    while element < end:
+        passed = _passed(sums, at, element + 1)
+        below = survival(passed)
+        if slot >= below:
+            return element, below, survival(_passed(sums, at, element)) - below, True
+        if passed >= HAZARD_LIMIT:
+            return element, 0, below, False
         element += 1
-    return element, hazard, -1
+    return end - 1, 0, survival(_passed(sums, at, end)), False
+
+
+@inlined
+def _seek_all(lanes, sums, table):
+    """Where the next symbol of each lane is, or shortly before."""
+    for lane in range(lanes):
+        at = table[U(_AT + lane)]
+        hazard = min(hazard_before(table[U(_STATE + lane)] & _SLOT_MASK), HAZARD_LIMIT)
+        table[U(_ELEMENT + lane)] = _seek(sums, at, table[U(_END + lane)], hazard)
+
+
+@inlined
+def _take_position(old, words, position, start, lane, shift, sign, sums, far, hits, table):
+    """Takes a lane's symbol and applies it, unless it says "farther". Returns the next word and whether it does."""
+    state, at = table[U(_STATE + lane)], table[U(_AT + lane)]
+    slot = state & _SLOT_MASK
+    element, below, width, changes = _next_change(
+        sums, at, table[U(_END + lane)], table[U(_ELEMENT + lane)], slot
+    )
+    table[U(_AT + lane)] = element + 1
+    if not changes:
+        table[U(_STATE + lane)], position = _take(state, below, width, words, position)
+        return position, np.int64(0), np.int64(0)
+    before = np.int64(old[U(start + element)])
+    context = (before >> shift) & (far.size - 1)
+    slots, half = _share_slots(width, np.int64(far[U(context)]))
+    distant = np.int64(slot < below + 2 * slots)
+    down = np.int64(slot >= below + slots + ((slots + half) & (distant - 1)))
+    first, number = _slots_of(width, slots, half, distant, down)
+    table[U(_STATE + lane)], position = _take(state, below + first, number, words, position)
+    hits[U(lane * far.size + context)] += 1 + (distant << 32)
+    old[U(start + element)] = _neighbour(before, down, sign) if distant == 0 else before
+    return position, distant, down
 
 
 @_kernel
-def decode(old, data, shift, sign, hazards, seen, changed, odds, pieces, counts, hits):
+def decode(
+    old, words, lanes, shift, sign, hazards, far, seen, changed, farther, odds, pieces, counts, hits, sums,
+    table, distances,
+):  # fmt: skip
     """Applies the coded changes of one tensor in place."""
-    code, width, position = 0, _TOP - 1, 7
-    for byte in range(7):
-        code = (code << 8) | (np.int64(data[byte]) if byte < data.size else 0)
-    element = 0
-    while element < old.size:
-        stop = _piece_end(old, element, shift, pieces, counts)
-        while element < stop:
-            unit = width >> PROBABILITY_BITS
-            element, hazard, below = _find_change(old, element, stop, code, unit, shift, hazards)
-            if below < 0:
-                width = unit * _survival(hazard)
-            else:
-                code -= unit * below
-                width = unit * (_survival(hazard) - below)
-                while width < _NARROW:
-                    code, width, position = _fetch(code, width, data, position)
-                before = np.int64(old[U(element)])
-                context = (before >> shift) & (hits.size - 1)
-                hits[U(context)] += 1
-                code, width, position, step = _take_step(
-                    code, width, data, position, context * STEP_ODDS, odds
-                )
-                old[U(element)] = _unorder((_order(before, sign) + step) & (2 * sign - 1), sign)
-                element += 1
-            if (
-                position + 1 < data.size
-            ):  # mostly one step or none, which nothing can foretell: no branch on it
-                wanted = np.int64(width < _WIDE)
-                word = (np.int64(data[U(position)]) << 8) | np.int64(data[U(position + 1)])
-                code = (code << (wanted << 4)) | (word & -wanted)
-                width <<= wanted << 4
-                position += 2 * wanted
-            while width < _WIDE:
-                code, width, position = _fetch(code, width, data, position)
-        _relearn(counts, hits, seen, changed, hazards)
-
-
-@_kernel
-def find_changes(old, new, index):
-    """Writes the positions at which two arrays differ and returns their number; `index` has room for 16 more."""
-    found, element, size = 0, 0, old.size
-    while element + 16 <= size:
-        i = U(element)
-        different = old[i] ^ new[i]
-        for ahead in range(1, 16):
-            different |= old[i + U(ahead)] ^ new[i + U(ahead)]
-        if different:
-            for ahead in range(16):
-                index[U(found)] = element + ahead
-                found += np.int64(old[i + U(ahead)] != new[i + U(ahead)])
-        element += 16
-    while element < size:
-        index[U(found)] = element
-        found += np.int64(old[U(element)] != new[U(element)])
-        element += 1
-    return found
+    for lane in range(lanes):
+        state = np.int64(words[2 * lane]) | (np.int64(words[2 * lane + 1]) << 32)
+        table[_STATE + lane] = state & _STATE_MASK
+    position, start, last = 2 * lanes, 0, words.size - WORDS_AHEAD
+    while start < old.size:
+        size = _piece_size(old, start, pieces)
+        _measure(old, start, size, shift, hazards, sums, counts)
+        _place_lanes(size, lanes, table)
+        active, pending = 1, 0
+        while active > 0:
+            active, position = 0, min(position, last)
+            _seek_all(lanes, sums, table)
+            for lane in range(lanes):
+                if table[U(_AT + lane)] < table[U(_END + lane)]:
+                    active += 1
+                    position, distant, down = _take_position(
+                        old, words, position, start, lane, shift, sign, sums, far, hits, table
+                    )
+                    distances[U(pending)] = 2 * (start + table[U(_AT + lane)] - 1) + down
+                    pending += distant
+        for number in range(pending):
+            lane, element = number & (lanes - 1), distances[U(number)] >> 1
+            before = np.int64(old[U(element)])
+            base = ((before >> shift) & (far.size - 1)) * STEP_ODDS
+            table[U(_STATE + lane)], position, distance = _take_distance(
+                table[U(_STATE + lane)], words, min(position, last), base, odds
+            )
+            step = distance * (1 - 2 * (distances[U(number)] & 1))
+            old[U(element)] = _unorder((_order(before, sign) + step) & (2 * sign - 1), sign)
+        _relearn(lanes, counts, hits, seen, changed, farther, hazards, far)
+        start += size
