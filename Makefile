@@ -36,11 +36,12 @@ $(PROTO_VENV)/.installed: constraints-proto.txt
 test: $(VENV)/.installed-test $(PROTO_VENV)/.installed  ## Installs what the tests need and runs them.
 	$(VENV)/bin/python -m pytest
 
-# verl pins tensordict and transformers below what the others need; the losses that are compared use neither.
+# verl pins tensordict and transformers below what the others need; the losses that are compared use neither. Liger asks
+# for Triton, which its chunked losses do without.
 $(PARITY_VENV)/.installed: constraints-parity.txt
 	test -x $(PARITY_VENV)/bin/python || $(PYTHON) -m venv $(PARITY_VENV)
 	$(PARITY_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --requirement constraints-parity.txt
-	$(PARITY_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps verl==0.9.1
+	$(PARITY_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps verl==0.9.1 liger-kernel==0.8.5
 	touch $@
 
 test-parity: $(PARITY_VENV)/.installed  ## Compares the estimators with trl, verl and arviz, in an environment of their own.

@@ -26,6 +26,9 @@ class Bench:
 
 BENCHES: Mapping[str, Bench] = {
     "estimators": Bench("hetero_rl.bench.estimators", "Every estimator's weight stage: time and memory."),
+    "logprobs": Bench(
+        "hetero_rl.bench.logprobs", "Loss at the output head: time and memory against logits, and Liger."
+    ),
     "weights": Bench(
         "hetero_rl.bench.weights", "Weight deltas: size against the entropy, speed against a copy."
     ),

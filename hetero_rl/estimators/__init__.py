@@ -18,7 +18,7 @@ evaluation of those weights; pi is the current policy. log W = sum_t log(pi/mu).
 from hetero_rl.estimators.base import Estimator, EstimatorOptions, Needs
 from hetero_rl.estimators.batch import Coefficients, PreparedBatch, RecordedBatch
 from hetero_rl.estimators.diagnostics import diagnostics, diagnostics_by, effective_share
-from hetero_rl.estimators.loss import surrogate_loss
+from hetero_rl.estimators.loss import surrogate_loss, token_weights
 from hetero_rl.estimators.registry import estimator_class, list_estimators, make_estimator
 
 __all__ = [
@@ -35,4 +35,5 @@ __all__ = [
     "list_estimators",
     "make_estimator",
     "surrogate_loss",
+    "token_weights",
 ]

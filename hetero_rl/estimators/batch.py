@@ -112,6 +112,11 @@ class PreparedBatch:
     """Counts and statistics of the whole batch, such as incomplete groups."""
 
     @property
+    def sequences(self) -> int:
+        """S."""
+        return self.recorded.lengths.shape[0]
+
+    @property
     def aggregation_weights(self) -> Tensor:
         """Aggregation weight of each token [N]."""
         lengths = self.recorded.lengths
@@ -190,6 +195,27 @@ class Coefficients:
             clamped=self.clamped[sequence_indices],
             staleness_log_ratio=None if staleness is None else staleness[sequence_indices],
             chip_log_ratio=None if chip is None else chip[sequence_indices],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Coefficients"]) -> "Coefficients":
+        """Those of several parts of a batch, one after another; each part has the same optional columns."""
+        if len(parts) == 1:
+            return parts[0]
+        per_sequence = all(part.weights.shape == part.lengths.shape for part in parts)
+
+        def column(name: str) -> Tensor | None:
+            found = [getattr(part, name) for part in parts]
+            return None if found[0] is None else torch.cat(found)
+
+        return cls(
+            weights=torch.cat([part.weights if per_sequence else part.values for part in parts]),
+            lengths=torch.cat([part.lengths for part in parts]),
+            log_importance_ratio=torch.cat([part.log_importance_ratio for part in parts]),
+            unusable_tokens=torch.cat([part.unusable_tokens for part in parts]),
+            clamped=torch.cat([part.clamped for part in parts]),
+            staleness_log_ratio=column("staleness_log_ratio"),
+            chip_log_ratio=column("chip_log_ratio"),
         )
 
     @property

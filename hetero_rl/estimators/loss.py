@@ -1,4 +1,4 @@
-"""The surrogate loss: its gradient is the estimator's, its value means nothing across methods."""
+"""The surrogate loss and its derivative: the gradient is the estimator's, the value means nothing across methods."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from hetero_rl.estimators.batch import Coefficients, PreparedBatch
 from hetero_rl.estimators.stages.level import to_tokens
 
-__all__ = ["surrogate_loss"]
+__all__ = ["surrogate_loss", "token_weights"]
 
 
 def surrogate_loss(batch: PreparedBatch, coefficients: Coefficients, log_probs: Tensor) -> Tensor:
@@ -22,15 +22,25 @@ def surrogate_loss(batch: PreparedBatch, coefficients: Coefficients, log_probs: 
     Raises:
         ValueError: log_probs does not have one number per token.
     """
-    lengths = batch.recorded.lengths
     tokens = batch.recorded.behavior_log_probs.shape[0]
     if log_probs.shape != (tokens,):
         raise ValueError(f"log_probs has shape {tuple(log_probs.shape)}; ({tokens},) is required")
-    scale = (batch.advantages * batch.sequence_weights).to(coefficients.weights.dtype)
-    if coefficients.weights.shape == lengths.shape:
-        factors = to_tokens(coefficients.weights * scale, lengths, tokens)
-    else:
-        factors = coefficients.weights * to_tokens(scale, lengths, tokens)
+    weights = token_weights(batch, coefficients)
     # A token out of the loss may have log pi = -inf; 0 * -inf is not 0.
-    counted = torch.where(factors != 0, log_probs, 0.0)
-    return -(factors * counted).sum()
+    counted = torch.where(weights != 0, log_probs, 0.0)
+    return (weights * counted).sum()
+
+
+def token_weights(batch: PreparedBatch, coefficients: Coefficients) -> Tensor:
+    """Derivative of the loss by log pi of each token [n]: -coefficient * A * aggregation weight.
+
+    Args:
+        batch: The micro-batch.
+        coefficients: Its coefficients.
+    """
+    lengths = batch.recorded.lengths
+    tokens = batch.recorded.behavior_log_probs.shape[0]
+    scale = -(batch.advantages * batch.sequence_weights).to(coefficients.weights.dtype)
+    if coefficients.weights.shape == lengths.shape:
+        return to_tokens(coefficients.weights * scale, lengths, tokens)
+    return coefficients.weights * to_tokens(scale, lengths, tokens)

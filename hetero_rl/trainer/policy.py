@@ -3,13 +3,16 @@
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hetero_rl.errors import ConfigError
+from hetero_rl.trainer.forward import PolicyForward, TokenInputs
+from hetero_rl.trainer.output_head import OutputHead, find_output_head
 
 __all__ = ["DATA_TYPES", "Policy", "choose_device", "load_policy"]
 
@@ -31,6 +34,12 @@ class Policy:
     """A Hugging Face causal language model; Any because transformers ships no usable types."""
     device: torch.device
     compute_dtype: torch.dtype
+    head: OutputHead | None = None
+    """Output head; None lets the model make logits."""
+    head_dtype: torch.dtype = torch.float32
+    """Type of the head's products."""
+    overrides: Mapping[str, Tensor] | None = None
+    """Tensors that the forward pass computes with in place of the parameters of these names."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -50,6 +59,20 @@ class Policy:
         if self.compute_dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
+    def forward_module(self) -> PolicyForward:
+        """The forward pass over this model, as a module."""
+        return PolicyForward(self.model, self.head, head_dtype=self.head_dtype)
+
+    def log_probs(self, inputs: TokenInputs, temperature: float = 1.0) -> Tensor:
+        """Log-probabilities [N] float32 of the targets, without gradients, on the device."""
+        module = self.forward_module()
+        with torch.no_grad(), self.compute():
+            if self.overrides is None:
+                return module(inputs, temperature)[1].log_probs  # type: ignore[no-any-return]  # modules return Any
+            call: Callable[..., Any] = torch.func.functional_call
+            named = {f"model.{name}": tensor for name, tensor in self.overrides.items()}
+            return call(module, named, (inputs, temperature))[1].log_probs  # type: ignore[no-any-return]  # the same
 
     def twin(self) -> "Policy":
         """The same module over the same parameter storage, as objects of its own.
@@ -74,11 +97,23 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_policy(
-    directory: Path, *, device: torch.device, compute_dtype: torch.dtype, attention: str = "sdpa"
+    directory: Path,
+    *,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    head_dtype: torch.dtype | None = None,
+    attention: str = "sdpa",
 ) -> Policy:
     """Loads a Hugging Face causal language model directory in safetensors as float32 master weights.
 
     Code that comes with a model is never run and pickled weights are never read.
+
+    Args:
+        directory: The model directory.
+        device: Where the model computes.
+        compute_dtype: Type of forward and backward.
+        head_dtype: Type of the output head's products; None is `compute_dtype`, but float32 for float16.
+        attention: Attention implementation.
 
     Raises:
         ConfigError: The directory is missing, has no config.json or no safetensors, or is not a causal language model.
@@ -101,7 +136,17 @@ def load_policy(
         raise ConfigError(
             f"model.path {str(directory)!r} cannot be loaded as a causal language model: {error}"
         ) from error
-    return Policy(model=model.to(device).eval(), device=device, compute_dtype=compute_dtype)
+    model = model.to(device).eval()
+    if head_dtype is None:
+        # Sums over a vocabulary leave the range of float16.
+        head_dtype = torch.float32 if compute_dtype == torch.float16 else compute_dtype
+    return Policy(
+        model=model,
+        device=device,
+        compute_dtype=compute_dtype,
+        head=find_output_head(model, device),
+        head_dtype=head_dtype,
+    )
 
 
 def _check_directory(directory: Path) -> None:

@@ -7,13 +7,12 @@ and from the trainer's current policy by rounding and by the steps made since.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from hetero_rl.trainer.log_probs import model_logits, selected_log_probs
+from hetero_rl.trainer.log_probs import RowTokens, row_log_probs
 from hetero_rl.trainer.policy import Policy
 from hetero_rl.weights.tensors import distinct_tensors
 
@@ -51,34 +50,12 @@ class SnapshotScorer:
             name: snapshot.tensors[name].to(self._twin.device, torch.float32)
             for name in self._twin.named_parameters()
         }
-        return dataclasses.replace(self._twin, model=_Frozen(self._twin.model, parameters))
+        return dataclasses.replace(self._twin, overrides=parameters)
 
     def score(self, snapshot: Snapshot, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Log-probability at temperature 1 of each token but the first of each sequence, one after another."""
-        policy = self.under(snapshot)
-        rows = [torch.tensor(sequence) for sequence in sequences]
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        with torch.no_grad():
-            logits = model_logits(policy, padded[:, :-1], 0)
-            positions = torch.cat(
-                [torch.arange(row.numel() - 1) + index * logits.shape[1] for index, row in enumerate(rows)]
-            )
-            scored = selected_log_probs(
-                logits.flatten(0, 1),
-                positions.to(logits.device),
-                torch.cat([row[1:] for row in rows]).to(logits.device),
-            )
+        # The first token of a sequence has nothing before it: it is the prompt.
+        rows = [RowTokens(ids[:1], (ids[1:],)) for ids in map(torch.tensor, sequences)]
+        scored = row_log_probs(self.under(snapshot), rows)
         values: list[float] = scored.tolist()
         return values
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Frozen:
-    """A module called with other tensors in place of its parameters."""
-
-    module: torch.nn.Module
-    parameters: Mapping[str, Tensor]
-
-    def __call__(self, **inputs: Any) -> Any:
-        call: Callable[..., Any] = torch.func.functional_call
-        return call(self.module, dict(self.parameters), kwargs=inputs)

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from hetero_rl.config.tree import OptimizerConfig
 from hetero_rl.errors import NonFiniteError
-from hetero_rl.estimators import Coefficients, Estimator, Needs, PreparedBatch, RecordedBatch, surrogate_loss
+from hetero_rl.estimators import Coefficients, Estimator, Needs, PreparedBatch, RecordedBatch, token_weights
 from hetero_rl.estimators.batch import token_positions
 from hetero_rl.trainer.batch import TrainingBatch
-from hetero_rl.trainer.log_probs import completion_log_probs
+from hetero_rl.trainer.forward import Objective
+from hetero_rl.trainer.log_probs import micro_batch_rows, row_inputs, row_log_probs
 from hetero_rl.trainer.micro_batches import Rows, flat, plan_micro_batches, plan_rows
 from hetero_rl.trainer.policy import Policy
 from hetero_rl.trainer.sharing import SHARED_ROW_TOKENS, can_share_prompts
@@ -102,9 +103,8 @@ def record(
 
 
 def action_log_probs(policy: Policy, batch: TrainingBatch, rows: Rows, temperature: float) -> Tensor:
-    """Log-probabilities of the action tokens of some sequences, [n] float32 on the CPU, with gradients."""
-    mask = torch.cat([batch.action_mask[batch.tokens_of(index)] for index in flat(rows)])
-    return completion_log_probs(policy, batch, rows, temperature).cpu()[mask]
+    """Log-probabilities of the action tokens of some sequences, [n] float32 on the CPU, without gradients."""
+    return row_log_probs(policy, micro_batch_rows(batch, rows, actions_only=True), temperature).cpu()
 
 
 def plan_batch(batch: TrainingBatch, tokens_per_micro_batch: int, *, share_prompts: bool) -> tuple[Rows, ...]:
@@ -143,6 +143,7 @@ class Learner:
         self.policy = policy
         self.share_prompts = can_share_prompts(policy) if share_prompts is None else share_prompts
         self.optimizer = make_optimizer(policy, config)
+        self._module = policy.forward_module()
         self._estimator = estimator
         self._config = config
         self._budget = tokens_per_micro_batch
@@ -186,22 +187,25 @@ class Learner:
         """One pass without gradients, only for estimators that couple sequences through the current policy."""
         if self._estimator.needs is not Needs.CURRENT_POLICY:
             return None
-        with torch.no_grad():
-            parts = [action_log_probs(self.policy, batch, part, self._temperature) for part in plan]
+        parts = [action_log_probs(self.policy, batch, part, self._temperature) for part in plan]
         return _in_batch_order(parts, plan, batch.action_lengths)
 
     def _forward_and_backward(self, batch: TrainingBatch, prepared: PreparedBatch, rows: Rows) -> "_Part":
-        part = prepared.select(flat(rows))
-        log_probs = action_log_probs(self.policy, batch, rows, self._temperature)
-        coefficients = self._estimator.coefficients(part, log_probs.detach())
-        loss = surrogate_loss(part, coefficients, log_probs)
-        if not bool(log_probs.detach().isfinite().all()) or not math.isfinite(loss.item()):
+        weigher = _Weigher(self._estimator, prepared.select(flat(rows)), self._loss_scale)
+        inputs = row_inputs(micro_batch_rows(batch, rows, actions_only=True), self.policy.compute_dtype)
+        with self.policy.compute():
+            scaled, known = self._module(
+                inputs.to(self.policy.device), self._temperature, Objective(weigher, accumulate=True)
+            )
+        log_probs = known.log_probs.cpu()
+        loss = scaled.item() / self._loss_scale
+        if not bool(log_probs.isfinite().all()) or not math.isfinite(loss):
             raise NonFiniteError(
-                f"step {batch.step}: the loss of a micro-batch is {loss.item()} and"
+                f"step {batch.step}: the loss of a micro-batch is {loss} and"
                 f" {int((~log_probs.isfinite()).sum())} of its log-probabilities are not finite"
             )
-        (loss * self._loss_scale).backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
-        return _Part(loss.item(), log_probs.detach(), coefficients)
+        scaled.backward()
+        return _Part(loss, log_probs, weigher.coefficients)
 
     def _clip_gradients(self, step: int) -> float:
         parameters = self.policy.parameters()
@@ -217,6 +221,35 @@ class Learner:
     @property
     def _loss_scale(self) -> float:
         return HALF_PRECISION_LOSS_SCALE if self.policy.compute_dtype == torch.float16 else 1.0
+
+
+class _Weigher:
+    """Asks the estimator for coefficients as log-probabilities of a micro-batch become known.
+
+    Args:
+        estimator: The estimator.
+        part: The micro-batch.
+        scale: Multiplies the loss.
+    """
+
+    def __init__(self, estimator: Estimator[Any], part: PreparedBatch, scale: float) -> None:
+        self._estimator = estimator
+        self._part = part
+        self._scale = scale
+        self._found: list[Coefficients] = []
+
+    def __call__(self, first: int, after: int, log_probs: Tensor) -> Tensor:
+        """Derivative of the loss by the log-probability of the tokens of some sequences, the next in order."""
+        whole = first == 0 and after == self._part.sequences
+        part = self._part if whole else self._part.select(range(first, after))
+        coefficients = self._estimator.coefficients(part, log_probs.cpu())
+        self._found.append(coefficients)
+        return token_weights(part, coefficients) * self._scale
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """Those of the whole micro-batch."""
+        return Coefficients.joined(self._found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

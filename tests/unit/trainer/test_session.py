@@ -12,7 +12,7 @@ from hetero_rl.errors import (
     RefusedError,
     UnreachableError,
 )
-from hetero_rl.trainer import tensor_files
+from hetero_rl.trainer import local, tensor_files
 from hetero_rl.trainer.checkpoint import list_checkpoints, read_manifest
 from hetero_rl.trainer.session import train
 from hetero_rl.trainer.sinks import MemorySink
@@ -230,12 +230,16 @@ def test_a_batch_that_is_not_finite_is_saved_and_the_state_before_it_is_kept(
             poisoned.set()
 
     hub.commit_step = commit_and_poison
-    backward = torch.Tensor.backward
+    load = local.open_model
 
-    def poison(tensor, *arguments, **options):
-        backward(tensor * float("inf") if poisoned.is_set() else tensor, *arguments, **options)
+    def open_poisoned(*arguments, **options):
+        source = load(*arguments, **options)
+        source.policy.parameters()[-1].register_hook(
+            lambda gradient: gradient * float("inf") if poisoned.is_set() else gradient
+        )
+        return source
 
-    monkeypatch.setattr(torch.Tensor, "backward", poison)
+    monkeypatch.setattr(local, "open_model", open_poisoned)
     with pytest.raises(NonFiniteError, match=r"step 3.*is saved in"):
         run(config, hub, sink=sink)
 

@@ -44,7 +44,7 @@ def test_a_model_that_ignores_the_mask_does_not(policy):
         def forward(self, attention_mask=None, **inputs):
             return self.inner(**inputs)
 
-    assert not can_share_prompts(dataclasses.replace(policy, model=Deaf(policy.model)))
+    assert not can_share_prompts(dataclasses.replace(policy, model=Deaf(policy.model), head=None))
 
 
 def test_a_model_that_refuses_the_mask_does_not(policy):
@@ -55,7 +55,7 @@ def test_a_model_that_refuses_the_mask_does_not(policy):
         def __call__(self, *, input_ids, use_cache, logits_to_keep):
             raise AssertionError("the shared layout is tried first and passes more")
 
-    assert not can_share_prompts(dataclasses.replace(policy, model=Strict()))
+    assert not can_share_prompts(dataclasses.replace(policy, model=Strict(), head=None))
 
 
 def test_a_recurrent_model_does_not():

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -30,15 +31,21 @@ def recorded(batch, **columns):
     return record(batch, group_size=2, max_new_tokens=8, **columns)
 
 
+def log_probs_of(policy, batch, sequence):
+    """By the plain formula, with gradients."""
+    prompt, completion = batch.prompt_of(sequence), batch.completion_of(sequence)
+    logits = policy.model(input_ids=torch.cat([prompt, completion])[None]).logits[0]
+    return logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(-1, completion[:, None])[:, 0]
+
+
 def weights(policy):
     return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()]).clone()
 
 
 def test_the_gradient_of_reinforce_is_that_of_its_formula(policy, batch):
     # Advantages r - mean: 0.5, -0.5, -0.25, 0.25; every one of the 11 tokens counts 1/11.
-    current = action_log_probs(policy, batch, ((0,), (1,), (2,), (3,)), 1.0)
     factors = [0.5 / 11, -0.5 / 11, -0.25 / 11, 0.25 / 11]
-    loss = -sum(factor * current[batch.tokens_of(i)].sum() for i, factor in enumerate(factors))
+    loss = -sum(factor * log_probs_of(policy, batch, i).sum() for i, factor in enumerate(factors))
     loss.backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
 
@@ -72,6 +79,23 @@ def test_a_step_does_not_depend_on_how_the_batch_was_cut(model_dir, batch, name)
         torch.testing.assert_close(state, states[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["grpo", "vespo"])
+def test_a_model_whose_head_is_not_known_gives_the_same_step(model_dir, batch, name):
+    from hetero_rl.trainer.policy import load_policy
+
+    results, states = [], []
+    for known in (True, False):
+        policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float32)
+        policy = policy if known else dataclasses.replace(policy, head=None)
+        subject = learner(policy, name, budget=12, epsilon=1e-3)
+        results.append(subject.step(batch, recorded(batch)))
+        states.append(weights(policy))
+
+    assert results[1].loss == pytest.approx(results[0].loss, abs=1e-6)
+    assert results[1].gradient_norm == pytest.approx(results[0].gradient_norm, rel=1e-5)
+    torch.testing.assert_close(states[1], states[0], atol=1e-6, rtol=0)
+
+
 def test_the_same_inputs_give_bit_equal_results(model_dir, batch):
     from hetero_rl.trainer.policy import load_policy
 
@@ -95,8 +119,6 @@ def test_a_step_raises_the_log_probability_of_what_was_rewarded(policy, batch):
 
 
 def test_masked_tokens_are_not_part_of_the_batch_that_the_estimator_sees(policy, make_group):
-    import dataclasses
-
     from hetero_rl.wire.columns import UInt8Bytes
 
     group = make_group(0, [5], [[1, 2, 3], [4, 5]])
@@ -204,9 +226,10 @@ def test_a_shared_prompt_is_computed_once(policy, batch):
 
 def test_an_estimator_that_needs_the_current_policy_gets_one_extra_pass(policy, batch, monkeypatch):
     calls = []
-    forward = policy.model.forward
+    trunk = policy.model.base_model
+    forward = trunk.forward
     monkeypatch.setattr(
-        policy.model,
+        trunk,
         "forward",
         lambda **inputs: (calls.append(torch.is_grad_enabled()), forward(**inputs))[1],
     )
