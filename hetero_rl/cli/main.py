@@ -5,7 +5,7 @@ import platform
 import typer
 
 import hetero_rl
-from hetero_rl.cli import bench, certs, config, estimators, weights
+from hetero_rl.cli import bench, calibrate, certs, config, estimators, weights
 from hetero_rl.cli.backends import backends
 from hetero_rl.cli.doctor import doctor
 from hetero_rl.cli.eval import evaluate
@@ -54,6 +54,7 @@ app.command()(doctor)
 app.add_typer(estimators.app, name="estimators")
 app.add_typer(certs.app, name="certs")
 app.add_typer(bench.app, name="bench")
+app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(config.app, name="config")
 app.add_typer(weights.app, name="weights")
 app.command()(version)
