@@ -5,7 +5,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 PROTO_VENV = $(VENV)-proto
 PARITY_VENV = $(VENV)-parity
 
-.PHONY: help install train test test-parity chaos fuzz lint format proto proto-baseline clean
+.PHONY: help install train test test-parity chaos fuzz test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,9 @@ chaos: $(VENV)/.installed-test  ## Kills hub, trainer and workers for CHAOS_SECO
 
 fuzz: $(VENV)/.installed-test  ## Sends FUZZ_MESSAGES (200000) hostile messages to a hub.
 	FUZZ_MESSAGES=$${FUZZ_MESSAGES:-200000} $(VENV)/bin/python -m pytest -s tests/chaos/test_fuzz.py
+
+test-resume: $(VENV)/.installed-test  ## Kills a run at RESUMES (20) random steps and compares the resumed losses bit for bit.
+	RESUMES=$${RESUMES:-20} $(VENV)/bin/python -m pytest tests/e2e/test_resume_is_exact.py
 
 lint: $(VENV)/.installed-test  ## Style, types and protocol rules.
 	$(VENV)/bin/ruff check .
