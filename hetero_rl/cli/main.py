@@ -11,6 +11,7 @@ from hetero_rl.cli.doctor import doctor
 from hetero_rl.cli.eval import evaluate
 from hetero_rl.cli.export import export
 from hetero_rl.cli.hub import hub
+from hetero_rl.cli.relay import relay
 from hetero_rl.cli.reporting import ReportingGroup
 from hetero_rl.cli.samples import samples
 from hetero_rl.cli.status import status
@@ -49,6 +50,7 @@ app.command("eval")(evaluate)
 app.command()(export)
 app.command()(hub)
 app.command()(worker)
+app.command()(relay)
 app.command()(backends)
 app.command()(doctor)
 app.add_typer(estimators.app, name="estimators")

@@ -28,12 +28,24 @@ def worker(
     engine: Annotated[
         str | None, typer.Option("--engine", help="Engine of the backend; its own choice if not given.")
     ] = None,
+    relay: Annotated[
+        str | None,
+        typer.Option(
+            "--relay",
+            metavar="HOST:PORT",
+            help="Relay of this site, for weights; inference.worker.relay if not given.",
+        ),
+    ] = None,
     credentials: Credentials = None,
     overrides: Overrides = None,
     end_with_parent: EndWithParent = False,
 ) -> None:
     """Generate for a hub until its run is complete; SIGTERM or Ctrl-C drain, twice leaves at once."""
-    config = load_config(files or (), [*(overrides or ()), *credential_flags(credentials)])
+    flags = credential_flags(credentials)
+    if relay is not None:
+        split_address(relay, "--relay")
+        flags.append(f"inference.worker.relay='{relay}'")
+    config = load_config(files or (), [*(overrides or ()), *flags])
     address = hub or config.hub.address
     if address is None:
         raise ConfigError("name the hub to work for with --hub HOST:PORT; `hetero-rl status` shows a run's")

@@ -20,6 +20,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "PlacementConfig",
+    "RelayConfig",
     "RunConfig",
     "SamplingConfig",
     "SecurityConfig",
@@ -246,8 +247,21 @@ class WorkerConfig(Section):
     """Own model directory; None takes the files from the hub."""
     profile: Name = "default"
     """Knobs of the backend: "default", or "reproducible" where it has one; `hetero-rl doctor` lists them."""
+    relay: str | None = None
+    """host:port of the site's relay for weights; the hub serves them when it is gone. None always asks the hub."""
     emulate: Name | None = None
     """Numerics of another chip to imitate with the transformers engine, such as "ascend-910a"; always labelled emulated."""
+
+
+class RelayConfig(Section):
+    """A site's cache of the weight service, `hetero-rl relay`."""
+
+    listen: str = "127.0.0.1:7078"
+    """Address that the workers of the site dial; port 0 picks a free one."""
+    cache_dir: Path | None = None
+    """Where weights are kept; None is the user's cache directory. One relay each."""
+    cache_bytes: int = Field(2**36, ge=0)
+    """Most bytes kept; what is being fetched or read may exceed it."""
 
 
 class InferenceConfig(Section):
@@ -334,6 +348,7 @@ class Config(Section):
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     hub: HubConfig = HubConfig()
+    relay: RelayConfig = RelayConfig()
     inference: InferenceConfig = InferenceConfig()
     placement: PlacementConfig = PlacementConfig()
     security: SecurityConfig = SecurityConfig()

@@ -6,7 +6,14 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from hetero_rl.errors import DamagedError, DiskFullError, HeteroRLError, StorageError, UnreachableError
+from hetero_rl.errors import (
+    DamagedError,
+    DiskFullError,
+    HeteroRLError,
+    RefusedError,
+    StorageError,
+    UnreachableError,
+)
 from hetero_rl.weights.digests import is_digest
 from hetero_rl.wire.messages import BlobReference
 from hetero_rl.wire.ports import WeightPort
@@ -69,12 +76,17 @@ class BlobCache:
             # Writes are of one chunk into the page cache; a thread for each would cost more.
             size = target.tell()
             if size < blob.size:
-                async for chunk in self._port.fetch_blob(blob.digest, size):
-                    target.write(chunk)
-                    size += len(chunk)
-                    self.fetched_bytes += len(chunk)
-                    if size > blob.size:
-                        break
+                try:
+                    async for chunk in self._port.fetch_blob(blob.digest, size):
+                        target.write(chunk)
+                        size += len(chunk)
+                        self.fetched_bytes += len(chunk)
+                        if size > blob.size:
+                            break
+                except RefusedError as error:
+                    if error.reason == "DIGEST_MISMATCH":  # what a relay has sent so far is not the blob
+                        target.truncate(0)
+                    raise
         if size < blob.size:
             raise UnreachableError(f"blob {blob.digest} ended after {size} of {blob.size} bytes")
 

@@ -5,6 +5,7 @@ SIGTERM, SIGINT, or the parent's end: drain; a second signal: leave at once
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -34,6 +35,7 @@ from hetero_rl.worker.engine import Engine, EngineSettings
 from hetero_rl.worker.engine_keeper import EngineKeeper
 from hetero_rl.worker.link import Link
 from hetero_rl.worker.model_source import model_directory
+from hetero_rl.worker.relayed import RelayedWeights
 from hetero_rl.worker.resend import Backoff, Pacing
 from hetero_rl.worker.session import Session
 from hetero_rl.worker.weight_loop import WeightLoop
@@ -127,10 +129,19 @@ def _await_hub(options: WorkerOptions, credentials: grpc.ChannelCredentials | No
 
 async def _work(options: WorkerOptions, credentials: grpc.ChannelCredentials | None) -> None:
     largest = options.config.hub.max_message_bytes
-    async with (
-        RolloutClient(options.hub_address, credentials, max_message_bytes=largest) as rollout,
-        WeightClient(options.hub_address, credentials, max_message_bytes=largest) as weights,
-    ):
+    relay_address = options.config.inference.worker.relay
+    async with contextlib.AsyncExitStack() as stack:
+        rollout = await stack.enter_async_context(
+            RolloutClient(options.hub_address, credentials, max_message_bytes=largest)
+        )
+        weights: WeightPort = await stack.enter_async_context(
+            WeightClient(options.hub_address, credentials, max_message_bytes=largest)
+        )
+        if relay_address is not None:
+            relay = await stack.enter_async_context(
+                WeightClient(relay_address, credentials, max_message_bytes=largest)
+            )
+            weights = RelayedWeights(relay, weights)
         signals: asyncio.Queue[str] = asyncio.Queue()
         _catch_signals(signals)
         await serve(options, rollout, weights, signals)

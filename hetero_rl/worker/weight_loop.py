@@ -18,6 +18,7 @@ from hetero_rl.errors import EngineError, InvalidMessageError, RefusedError, Sto
 from hetero_rl.weights.probe import compare_probe, probe_passes, probe_score_work
 from hetero_rl.wire.messages import ProbeResult, WeightManifest
 from hetero_rl.worker.blob_cache import BlobCache
+from hetero_rl.worker.relayed import RelayedWeights
 from hetero_rl.worker.resend import Backoff
 from hetero_rl.worker.session import Session
 from hetero_rl.worker.weight_stage import WeightStage
@@ -41,8 +42,8 @@ class WeightLoop:
     def __init__(self, session: Session, cache: BlobCache) -> None:
         self._session = session
         self._stage = WeightStage(session, cache)
-        self._reported = 0
-        """Fallbacks of the stage that were reported."""
+        self._reported = (0, 0)
+        """Fallbacks of the stage and bypasses of the relay that were reported."""
         self._unusable = 0
         """Newest version that could not be used; it is not tried again."""
 
@@ -131,10 +132,21 @@ class WeightLoop:
         _logger.info("version %d (step %d) loaded in %.3f s", manifest.version, manifest.step, pause)
         await self._probe(manifest)
         if progress is not None:
-            fallbacks, self._reported = self._stage.fallbacks - self._reported, self._stage.fallbacks
-            session.weight_syncs.append(
-                progress.sync(manifest.version, pause=pause, fallbacks=fallbacks, relay_bypasses=0)
+            self._report_sync(manifest.version, progress, pause)
+
+    def _report_sync(self, version: int, progress: "Progress", pause: float) -> None:
+        """Leaves to the next heartbeat what a version has cost, and what went wrong since the one before."""
+        weights = self._session.weights
+        bypasses = weights.bypasses if isinstance(weights, RelayedWeights) else 0
+        before, self._reported = self._reported, (self._stage.fallbacks, bypasses)
+        self._session.weight_syncs.append(
+            progress.sync(
+                version,
+                pause=pause,
+                fallbacks=self._stage.fallbacks - before[0],
+                relay_bypasses=bypasses - before[1],
             )
+        )
 
     async def _probe(self, manifest: WeightManifest) -> None:
         """Scores the probe card of the loaded version; opens the gate, or leaves it closed."""

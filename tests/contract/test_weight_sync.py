@@ -17,6 +17,7 @@ from hetero_rl.hub.blobs import LocalBlobStore
 from hetero_rl.hub.handlers.context import HubSettings
 from hetero_rl.hub.server import running_hub
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
+from hetero_rl.relay.server import running_relay
 from hetero_rl.trainer.patience import Patience, StopSignal
 from hetero_rl.trainer.publish import Publisher
 from hetero_rl.trainer.snapshots import Snapshot
@@ -406,3 +407,20 @@ async def test_a_trainer_that_builds_on_what_the_hub_has_not_publishes_an_anchor
         (3, WeightEncoding.FULL_RAW)
     ]
     await follow(stage, 2)
+
+
+async def test_workers_behind_a_relay_follow_and_each_blob_leaves_the_hub_once(site, client, tmp_path):
+    publisher = await site.open()
+    upstream = _Counting(client, leaving := [])
+    upstream.await_version = client.await_version
+    async with (
+        running_relay(upstream, tmp_path / "relay") as relay,
+        WeightClient(relay.address) as first,
+        WeightClient(relay.address) as second,
+    ):
+        stages = [site.worker(first, "w1"), site.worker(second, "w2")]
+        for step in range(3):
+            await site.publish(publisher, step)
+            await first.await_version(step, 60.0)
+            await asyncio.gather(*(follow(stage, step) for stage in stages))
+    assert len(leaving) == len(set(leaving)) == 3

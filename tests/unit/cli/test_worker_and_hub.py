@@ -61,3 +61,32 @@ def test_a_hub_serves_the_directory_of_its_run(cli, monkeypatch, tmp_path):
     cli("hub", "--run-dir", tmp_path / "b")
 
     assert served == [tmp_path / "a", tmp_path / "b"]
+
+
+def test_a_worker_may_get_weights_from_its_sites_relay(cli, worked):
+    cli("worker", "--hub", "hub.example:4", "--name", "a", "--relay", "relay.site:5")
+    ((_, _, config, *_),) = worked
+    assert config.inference.worker.relay == "relay.site:5"
+    assert cli("worker", "--hub", "hub.example:4", "--relay", "nonsense").exit_code == 2
+
+
+def test_a_relay_is_told_its_hub_and_its_bounds(cli, monkeypatch, tmp_path):
+    served = []
+    monkeypatch.setattr("hetero_rl.relay.server.serve", lambda *arguments: served.append(arguments))
+
+    assert cli("relay").exit_code == 2
+    cli(
+        "relay",
+        "--hub",
+        "hub.example:4",
+        "--listen",
+        "127.0.0.1:9",
+        "--cache-dir",
+        str(tmp_path),
+        "--cache-bytes",
+        "5",
+    )
+
+    ((config, hub, directory),) = served
+    assert (hub, directory) == ("hub.example:4", tmp_path)
+    assert (config.relay.listen, config.relay.cache_bytes) == ("127.0.0.1:9", 5)
