@@ -195,6 +195,8 @@ class WeightsConfig(Section):
     """Steps between published versions."""
     anchor_every: int = Field(16, ge=1)
     """Versions from one full copy to the next; those between are deltas. 1 publishes full copies only."""
+    blob_store: str | None = None
+    """fsspec URL where the hub keeps weight blobs, such as s3://bucket/weights; None is the hub's disk. A run stays with it."""
     probe_sequences: int = Field(4, ge=0)
     """Sequences of the probe card; 0 publishes none."""
     probe_tokens: int = Field(32, ge=2)

@@ -128,7 +128,7 @@ class LocalBlobStore(BlobStore):
         self._partial = directory / "partial"
         self._partial.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._sizes = {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
+        self._sizes = self._list_kept()
         self._unfinished = {path.name for path in self._partial.iterdir()}
         self._owners: dict[str, object] = {}
 
@@ -159,8 +159,7 @@ class LocalBlobStore(BlobStore):
         if digest not in self._sizes:
             raise _not_found(digest)
         try:
-            with (self._directory / digest).open("rb") as file:
-                return os.pread(file.fileno(), size, offset)
+            return self._read_kept(digest, offset, size)
         except FileNotFoundError as error:
             raise _not_found(digest) from error
 
@@ -181,14 +180,15 @@ class LocalBlobStore(BlobStore):
             if digest in self._owners or digest in self._unfinished:
                 return
             (self._partial / digest).unlink(missing_ok=True)
-            if digest not in self._sizes:
-                (self._directory / digest).unlink(missing_ok=True)
+            back = digest in self._sizes
+        if not back:
+            self._remove_kept(digest)
 
     def delete(self, digest: str) -> None:
         """See `BlobStore`."""
         with self._lock:
             self._sizes.pop(digest, None)
-            (self._directory / digest).unlink(missing_ok=True)
+        self._remove_kept(digest)
 
     def own(self, digest: str, upload: object) -> None:
         """Makes `upload` the one that may write `digest`."""
@@ -216,17 +216,32 @@ class LocalBlobStore(BlobStore):
         return self._partial / digest
 
     def publish(self, blob: BlobReference) -> None:
-        """Moves a checked and synced upload under its digest, durably."""
+        """Makes a checked and synced upload visible under its digest, durably."""
+        reach("blob.before_rename")
+        self._keep(self._partial / blob.digest, blob)
         with self._lock:
-            reach("blob.before_rename")
-            (self._partial / blob.digest).replace(self._directory / blob.digest)
-            reach("blob.after_rename")
-            directory = os.open(self._directory, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
             self._sizes[blob.digest] = blob.size
+
+    # --- where complete blobs are; a store that keeps them elsewhere replaces these four -----------------------------
+
+    def _list_kept(self) -> dict[str, int]:
+        return {path.name: path.stat().st_size for path in self._directory.iterdir() if path.is_file()}
+
+    def _keep(self, partial: Path, blob: BlobReference) -> None:
+        partial.replace(self._directory / blob.digest)
+        reach("blob.after_rename")
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _read_kept(self, digest: str, offset: int, size: int) -> bytes:
+        with (self._directory / digest).open("rb") as file:
+            return os.pread(file.fileno(), size, offset)
+
+    def _remove_kept(self, digest: str) -> None:
+        (self._directory / digest).unlink(missing_ok=True)
 
 
 class _LocalUpload(Upload):

@@ -24,14 +24,15 @@ from pathlib import Path
 import grpc.aio
 
 from hetero_rl.config.tree import Config, SecurityConfig
-from hetero_rl.errors import ConfigError, HeteroRLError, StorageError
-from hetero_rl.hub.blobs import BlobStore, LocalBlobStore
+from hetero_rl.errors import ConfigError, HeteroRLError
+from hetero_rl.hub.blobs import BlobStore
 from hetero_rl.hub.callers import Callers
 from hetero_rl.hub.clock import SystemClock
 from hetero_rl.hub.core import HubCore
 from hetero_rl.hub.handlers.context import HubContext, HubSettings
 from hetero_rl.hub.handlers.versions import unnamed_blobs
 from hetero_rl.hub.handlers.workers import sweep
+from hetero_rl.hub.remote_blobs import open_blob_store
 from hetero_rl.hub.servicers.authorization import Authorization
 from hetero_rl.hub.servicers.calls import TolerantDecoding
 from hetero_rl.hub.servicers.fleet import FleetServicer
@@ -201,10 +202,7 @@ async def running_local_hub(config: Config, directory: Path) -> AsyncGenerator[R
         StorageError: The journal or the directory cannot be used.
     """
     check_listen_address(config.hub.listen, config.security)
-    try:
-        blobs = LocalBlobStore(directory / "blobs")
-    except OSError as error:
-        raise StorageError(f"{directory} cannot be used: {error.strerror or error}") from error
+    blobs = open_blob_store(config.weights.blob_store, directory)
     store = SqliteStore(directory / "journal.sqlite")
     address_file = directory / ADDRESS_FILE
     serving = running_hub(

@@ -4,17 +4,34 @@ import hashlib
 
 import pytest
 
-from hetero_rl.errors import DamagedError, InvalidMessageError, RefusedError
+from hetero_rl.errors import ConfigError, DamagedError, InvalidMessageError, RefusedError, StorageError
 from hetero_rl.hub.blobs import LocalBlobStore, MemoryBlobStore
+from hetero_rl.hub.remote_blobs import FsspecBlobStore, open_blob_store
 from hetero_rl.wire.messages import BlobReference
 
 DATA = bytes(range(256)) * 4
 BLOB = BlobReference(hashlib.sha256(DATA).hexdigest(), len(DATA))
 
 
-@pytest.fixture(params=["memory", "local"])
-def blobs(request, tmp_path):
-    return MemoryBlobStore() if request.param == "memory" else LocalBlobStore(tmp_path)
+def open_store(kind, directory):
+    """A store; again the same one for the same directory, as after a restart."""
+    if kind == "memory":
+        return MemoryBlobStore()
+    if kind == "local":
+        return LocalBlobStore(directory)
+    pytest.importorskip("fsspec", reason="the extra fsspec is not installed")
+    url = f"memory://{directory}" if kind == "fsspec-memory" else f"file://{directory}/store"
+    return FsspecBlobStore(url, directory / "staging")
+
+
+@pytest.fixture(params=["memory", "local", "fsspec-memory", "fsspec-file"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def blobs(kind, tmp_path):
+    return open_store(kind, tmp_path)
 
 
 def put(blobs, data=DATA, blob=BLOB):
@@ -122,14 +139,15 @@ def test_a_deleted_blob_is_gone_and_can_come_again(blobs):
     assert blobs.has(BLOB)
 
 
-def test_blobs_and_half_uploads_survive_a_restart(tmp_path):
-    blobs = LocalBlobStore(tmp_path)
+@pytest.mark.parametrize("kind", ["local", "fsspec-memory", "fsspec-file"])
+def test_blobs_and_half_uploads_survive_a_restart(kind, tmp_path):
+    blobs = open_store(kind, tmp_path)
     put(blobs)
     other = BlobReference(hashlib.sha256(DATA[1:]).hexdigest(), len(DATA) - 1)
     upload = blobs.open_upload(other)
     upload.write(0, DATA[1:50])
     upload.close()
-    again = LocalBlobStore(tmp_path)
+    again = open_store(kind, tmp_path)
     assert again.has(BLOB)
     assert again.held_bytes(other) == 49
     put(again, DATA[1:], other)
@@ -179,3 +197,45 @@ def test_a_withdrawn_half_upload_begins_again(blobs):
     assert blobs.held_bytes(BLOB) == 0
     put(blobs)
     assert blobs.has(BLOB)
+
+
+def test_a_run_stays_with_the_store_that_it_began_with(tmp_path):
+    pytest.importorskip("fsspec", reason="the extra fsspec is not installed")
+    url = f"file://{tmp_path}/bucket"
+    blobs = open_blob_store(url, tmp_path / "hub")
+    put(blobs)
+    assert open_blob_store(url, tmp_path / "hub").has(BLOB)
+    assert open_blob_store(None, tmp_path / "hub").has(BLOB)
+    with pytest.raises(ConfigError, match="keeps its blobs at"):
+        open_blob_store("memory://elsewhere", tmp_path / "hub")
+
+
+def test_two_runs_in_one_store_do_not_see_each_other(tmp_path):
+    pytest.importorskip("fsspec", reason="the extra fsspec is not installed")
+    url = f"file://{tmp_path}/bucket"
+    put(open_blob_store(url, tmp_path / "one"))
+    assert set(open_blob_store(url, tmp_path / "two").digests()) == set()
+
+
+def test_a_run_that_began_on_the_disk_stays_there(tmp_path):
+    put(open_blob_store(None, tmp_path))
+    assert open_blob_store(None, tmp_path).has(BLOB)
+    with pytest.raises(ConfigError, match="keeps its blobs in"):
+        open_blob_store(f"file://{tmp_path}/bucket", tmp_path)
+
+
+def test_a_protocol_that_nobody_knows_is_a_wrong_setting(tmp_path):
+    pytest.importorskip("fsspec", reason="the extra fsspec is not installed")
+    with pytest.raises(ConfigError, match="nosuch://bucket"):
+        open_blob_store("nosuch://bucket", tmp_path)
+
+
+def test_what_a_store_raises_becomes_a_storage_error(tmp_path):
+    pytest.importorskip("fsspec", reason="the extra fsspec is not installed")
+    blobs = FsspecBlobStore(f"file://{tmp_path}/store", tmp_path / "staging")
+    put(blobs)
+    path = tmp_path / "store" / BLOB.digest
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError, match="failed"):
+        blobs.read(BLOB.digest, 0, 10)
