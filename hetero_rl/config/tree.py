@@ -247,6 +247,8 @@ class WorkerConfig(Section):
     """Load new weights between two tokens, or after running completions end."""
     model_path: str | None = None
     """Own model directory; None takes the files from the hub."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Options by the engine's own names, over those of the profile, such as max_model_len for vLLM."""
     profile: Name = "default"
     """Knobs of the backend: "default", or "reproducible" where it has one; `hetero-rl doctor` lists them."""
     relay: str | None = None

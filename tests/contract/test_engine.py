@@ -5,6 +5,8 @@ can be looked at.
 """
 
 import asyncio
+import dataclasses
+import importlib.util
 import json
 import math
 from collections.abc import Callable
@@ -20,9 +22,11 @@ from hetero_rl.certify.subject import Subject, Tolerance, completion_scores, run
 from hetero_rl.errors import InvalidMessageError
 from hetero_rl.wire.columns import int32_column
 from hetero_rl.wire.messages import GenerateWork, Purpose, SamplingParameters
-from hetero_rl.worker.engine import EngineSettings
+from hetero_rl.worker.engine import Engine, EngineSettings
 from hetero_rl.worker.engines.scripted import ScriptedEngine
 from hetero_rl.worker.engines.transformers import TransformersEngine
+from hetero_rl.worker.engines.vllm import VllmEngine
+from hetero_rl.worker.engines.vllm.library import load_library
 
 pytestmark = pytest.mark.asyncio
 
@@ -91,12 +95,27 @@ def _subject(engine_class, model_dir: Path, state: Callable[[int], State]) -> Su
     )
 
 
+def _recorded_vllm_subject(model_dir: Path, release: str) -> Subject:
+    """The vLLM adapter on the recorded interface of a release."""
+    source = Path(__file__).parent / "fake_vllm.py"
+    specification = importlib.util.spec_from_file_location("fake_vllm", source)
+    fake_vllm = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(fake_vllm)
+
+    def build(settings: EngineSettings) -> Engine:
+        return VllmEngine(settings, lambda: load_library(fake_vllm.FakeVllm(release).import_module))
+
+    return dataclasses.replace(_transformers_subject(model_dir, "llama", tied=True), engine_class=build)
+
+
 SUBJECTS = {
     "qwen3-tied": lambda path: _transformers_subject(path, "qwen3", tied=True),
     "qwen3-untied": lambda path: _transformers_subject(path, "qwen3", tied=False),
     "llama-tied": lambda path: _transformers_subject(path, "llama", tied=True),
     "llama-untied": lambda path: _transformers_subject(path, "llama", tied=False),
     "scripted": _scripted_subject,
+    "vllm-0.23-recorded": lambda path: _recorded_vllm_subject(path, "0.23.0"),
+    "vllm-0.33-recorded": lambda path: _recorded_vllm_subject(path, "0.33.0"),
 }
 
 
@@ -222,7 +241,7 @@ async def test_an_update_in_flight_splits_completions_where_the_weights_changed(
 
 async def test_an_update_in_flight_reaches_groups_of_all_prompts_and_limits(engine, subject):
     prompts = [PROMPT, (9,), (4, 4, 8), PROMPT, (15, 14, 13, 12, 11, 10, 9)]
-    limits = [40, 60, 50, 30, 45]
+    limits = [140, 180, 150, 120, 160]
     works = [
         work(
             samples=3,

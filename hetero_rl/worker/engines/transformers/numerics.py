@@ -1,14 +1,13 @@
 """What the numbers of this engine depend on, read from the running process."""
 
 import os
-import platform
-from pathlib import Path
 
 import torch
 import transformers
 
 from hetero_rl.wire.messages import NumericsRecord
 from hetero_rl.worker.emulations import Emulation
+from hetero_rl.worker.processor import cpu_name
 
 __all__ = ["numerics_record"]
 
@@ -61,19 +60,6 @@ def _device(device: torch.device) -> tuple[str, str, str, str]:
     if device.type == "npu":
         return "ascend", "npu", "", ""
     return device.type, device.type, "", ""
-
-
-def cpu_name() -> str:
-    """Model name of the processor as Linux reports it, or what Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _knobs(device: torch.device) -> dict[str, str]:

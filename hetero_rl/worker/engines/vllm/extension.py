@@ -1,0 +1,113 @@
+"""What runs inside vLLM's worker processes. vLLM mixes this class into its worker and calls it by name.
+
+Only plain strings, numbers, lists and dictionaries come in and go out: anything else, even a subclass of str, ends the thread
+of vLLM that sends answers.
+"""
+
+import json
+import os
+import platform
+from typing import Any
+
+from hetero_rl.worker.engines.vllm.fixups import check_platform, watch_reload
+
+__all__ = ["WeightExtension"]
+
+_ENVIRONMENT_PREFIXES = (
+    "VLLM_",
+    "HCCL_",
+    "LCCL_",
+    "ATB_",
+    "NCCL_",
+    "CUBLAS_",
+    "HIPBLAS",
+    "TORCH_BLAS_",
+    "NVIDIA_TF32",
+)
+_ENVIRONMENT_NAMES = (
+    "TORCHDYNAMO_DISABLE",
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "ONEDNN_MAX_CPU_ISA",
+    "MKL_CBWR",
+)
+# These name machines, sockets or habits, and change no number.
+_NOT_NUMERIC = (
+    "VLLM_ALLOW_INSECURE_SERIALIZATION",
+    "VLLM_DIST_IDENT",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_HOST_IP",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_NO_USAGE_STATS",
+    "VLLM_WORKER_MULTIPROC_METHOD",
+)
+
+
+class WeightExtension:
+    """Mixed into vLLM's worker, whose attributes it uses: `model_runner`, `vllm_config`, `device`."""
+
+    model_runner: Any
+    vllm_config: Any
+    device: Any
+
+    def hetero_rl_load(self, path: str) -> list[str]:
+        """Replaces the weights by those of a safetensors file; returns the names of the fix-ups that were needed."""
+        import torch
+        from safetensors import safe_open
+        from vllm.config import set_current_vllm_config
+
+        device = torch.device(self.device)
+        check_platform(device.type)
+        model = self.model_runner.get_model()
+        with (
+            set_current_vllm_config(self.vllm_config),
+            torch.device(device),
+            torch.no_grad(),
+            safe_open(path, framework="pt") as file,
+            watch_reload(model, device.type) as watch,
+        ):
+            names = json.loads(file.metadata()["names"])
+            self.model_runner.reload_weights(
+                weights_iterator=((name, file.get_tensor(name)) for name in names)
+            )
+            return watch.repair()
+
+    def hetero_rl_facts(self) -> dict[str, str]:
+        """What this process computes with."""
+        import torch
+
+        device = torch.device(self.device)
+        facts = {
+            "torch": str(torch.__version__),
+            "device_type": device.type,
+            "hip": torch.version.hip or "",
+            "cuda": torch.version.cuda or "",
+            "attention": self._hetero_rl_attention(),
+            "runner": type(self.model_runner).__module__.rpartition("vllm.")[2],
+            "threads": str(torch.get_num_threads()),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "device_name": _device_name(device),
+            "process": str(os.getpid()),
+        }
+        for name, value in os.environ.items():
+            relevant = name.startswith(_ENVIRONMENT_PREFIXES) or name in _ENVIRONMENT_NAMES
+            if relevant and name not in _NOT_NUMERIC:
+                facts[f"env.{name}"] = value
+        return facts
+
+    def _hetero_rl_attention(self) -> str:
+        layers = self.vllm_config.compilation_config.static_forward_context.values()
+        found = {
+            layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")
+        }
+        return ",".join(sorted(found)) or "unknown"
+
+
+def _device_name(device: Any) -> str:
+    import torch
+
+    module = getattr(torch, device.type, None)
+    if device.type != "cpu" and module is not None and hasattr(module, "get_device_name"):
+        return str(module.get_device_name(device))
+    return platform.processor() or platform.machine()
