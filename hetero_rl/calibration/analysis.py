@@ -9,7 +9,7 @@ import numpy as np
 
 from hetero_rl.calibration import statistics as st
 from hetero_rl.calibration.columns import Floats, PairColumns
-from hetero_rl.calibration.diagnosis import expected_floor
+from hetero_rl.calibration.diagnosis import declared_type, expected_floor
 from hetero_rl.calibration.investigate import investigate
 from hetero_rl.calibration.law import RatioLaw, fit_law, measured_shares
 from hetero_rl.calibration.measure import (
@@ -144,7 +144,7 @@ def _trainer_pair(
     ids = [sequence.token_ids for sequence in measured.sequences]
     columns = columns_of(ids, scores.log_probs, list(subject.scored), scores.entropy)
     own = _own_columns(subject, reference)
-    floor = thresholds.mean_gap or expected_floor(subject.numerics.data_type)
+    floor = thresholds.mean_gap or expected_floor(declared_type(subject.numerics))
     law = fit_law(own)
     usable = usable_lengths(law, thresholds.ess_floor) if law is not None else ()
     behaviour = _behaviour(measured, subject)
@@ -152,7 +152,7 @@ def _trainer_pair(
     findings = [
         *investigate(measured, subject, reference, scores, floor),
         *behaviour_findings(
-            name, subject.numerics.device_vendor, subject.numerics.data_type, behaviour, thresholds
+            name, subject.numerics.device_vendor, declared_type(subject.numerics), behaviour, thresholds
         ),
         *length_findings(name, usable, estimator, longest, thresholds),
     ]
@@ -190,7 +190,7 @@ def _plain_pair(
         second=second.name,
         backend=second.backend,
         numerics_id=second.numerics.numerics_id,
-        data_type=second.numerics.data_type,
+        data_type=declared_type(second.numerics),
         summary=st.gap_summary(columns),
         sources=tuple(_sources(measured, columns)),
         positions=st.by_position(columns),

@@ -29,8 +29,9 @@ from hetero_rl.calibration.signatures import (
 )
 from hetero_rl.reports.findings import Finding
 from hetero_rl.reports.text import format_number
+from hetero_rl.wire.messages import NumericsRecord
 
-__all__ = ["FLOORS", "LEAST_TOKENS", "diagnose", "expected_floor"]
+__all__ = ["FLOORS", "LEAST_TOKENS", "declared_type", "diagnose", "expected_floor"]
 
 FLOORS = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.06, "int8": 0.25}
 """Mean |gap| in nats that a data type explains by itself, against a float32 trainer: twice what `docs/calibration.md` measured."""
@@ -42,6 +43,16 @@ LEAST_TOKENS = 64
 def expected_floor(*data_types: str) -> float:
     """The floor of a pair: that of its coarsest data type; an unknown one counts as bfloat16."""
     return max(FLOORS.get(name, FLOORS["bfloat16"]) for name in data_types)
+
+
+def declared_type(numerics: NumericsRecord) -> str:
+    """The coarsest data type that a record declares: that of quantised weights, where there are any, else its own."""
+    emulated = numerics.knobs.get("emulate", "")
+    return (
+        "int8"
+        if "int8" in emulated or "int8" in numerics.knobs.get("quantization", "")
+        else numerics.data_type
+    )
 
 
 def diagnose(

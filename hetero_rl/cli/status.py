@@ -56,19 +56,22 @@ def _show(
     hub: str | None, run: RunDirectory | None, overrides: Sequence[str], *, as_json: bool, watch: bool
 ) -> None:
     address = hub if hub is not None else hub_of(run or find_run(None))
+    run_dir = None if run is None else run.root
     with connect_fleet(address, client_config(run, overrides)) as fleet:
         if watch:
-            _watch(fleet)
+            _watch(fleet, run_dir)
         elif as_json:
-            typer.echo(json.dumps(fleet_record(fetch_fleet(fleet, include_gone=True)), indent=2))
+            typer.echo(
+                json.dumps(fleet_record(fetch_fleet(fleet, include_gone=True, run_dir=run_dir)), indent=2)
+            )
         else:
-            Console().print(fleet_view(fetch_fleet(fleet, include_gone=True)))
+            Console().print(fleet_view(fetch_fleet(fleet, include_gone=True, run_dir=run_dir)))
 
 
-def _watch(fleet: FleetPort) -> None:
-    snapshot = fetch_fleet(fleet, include_gone=True)
+def _watch(fleet: FleetPort, run_dir: Path | None) -> None:
+    snapshot = fetch_fleet(fleet, include_gone=True, run_dir=run_dir)
     with Live(fleet_view(snapshot), auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(WATCH_SECONDS)
-            snapshot = fetch_fleet(fleet, include_gone=True, after=snapshot)
+            snapshot = fetch_fleet(fleet, include_gone=True, after=snapshot, run_dir=run_dir)
             live.update(fleet_view(snapshot), refresh=True)

@@ -217,7 +217,9 @@ class CalibratedBackend:
         return found
 
     def _score_part(self, sequences: Sequence[Sequence[int]]) -> list[Floats]:
-        (score_id,) = self._fleet.request_calibration((self.backend,), _card(sequences), self._version)
+        (score_id,) = self._fleet.request_calibration(
+            (self._worker.backend,), _card(sequences), self._version
+        )
 
         def answer() -> Float32Bytes | None:
             status = self._fleet.get_score(score_id)

@@ -2,7 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 
+from hetero_rl.calibration.store import calibrated_ids
 from hetero_rl.wire.messages import Event, QueueCounts, RunStatus, WorkerSummary
 from hetero_rl.wire.ports import FleetPort
 
@@ -21,10 +23,21 @@ class FleetSnapshot:
     workers: tuple[WorkerSummary, ...]
     events: tuple[Event, ...]
     """The newest, oldest first."""
+    calibrated: frozenset[str] = frozenset()
+    """Numerics ids that were calibrated for the run's model, as this machine and the run's directory know."""
+
+    @property
+    def uncalibrated(self) -> tuple[WorkerSummary, ...]:
+        """Workers whose numbers nobody has compared with the trainer's yet."""
+        return tuple(worker for worker in self.workers if worker.numerics.numerics_id not in self.calibrated)
 
 
 def fetch_fleet(
-    fleet: FleetPort, *, include_gone: bool = False, after: FleetSnapshot | None = None
+    fleet: FleetPort,
+    *,
+    include_gone: bool = False,
+    after: FleetSnapshot | None = None,
+    run_dir: Path | None = None,
 ) -> FleetSnapshot:
     """Asks the hub for everything that a person may want to see.
 
@@ -32,13 +45,16 @@ def fetch_fleet(
         fleet: Client of the hub.
         include_gone: Whether workers that died or left are listed.
         after: An earlier snapshot; only newer events are asked for.
+        run_dir: Directory of the run, where calibrations of it may lie.
     """
     events = after.events if after is not None else ()
     while page := fleet.list_events(events[-1].sequence if events else 0, EVENT_PAGE):
         events = (*events, *page)[-RECENT_EVENTS:]
         if len(page) < EVENT_PAGE:
             break
-    return FleetSnapshot(fleet.run_status(), fleet.list_workers(include_gone=include_gone), events)
+    status = fleet.run_status()
+    calibrated = calibrated_ids(status.run.model_digests.config, run_dir) if status.run else frozenset()
+    return FleetSnapshot(status, fleet.list_workers(include_gone=include_gone), events, calibrated)
 
 
 def fleet_record(snapshot: FleetSnapshot) -> dict[str, object]:
@@ -59,7 +75,7 @@ def fleet_record(snapshot: FleetSnapshot) -> dict[str, object]:
         "training_groups": _counts(status.training),
         "evaluation_groups": _counts(status.evaluation),
         "counters": dict(status.counters),
-        "workers": [_worker_record(worker) for worker in snapshot.workers],
+        "workers": [_worker_record(worker, snapshot.calibrated) for worker in snapshot.workers],
         "events": [dataclasses.asdict(event) for event in snapshot.events],
     }
 
@@ -68,7 +84,7 @@ def _counts(counts: QueueCounts) -> Mapping[str, int]:
     return dataclasses.asdict(counts)
 
 
-def _worker_record(worker: WorkerSummary) -> dict[str, object]:
+def _worker_record(worker: WorkerSummary, calibrated: frozenset[str]) -> dict[str, object]:
     probe = worker.last_probe
     return {
         "name": worker.worker_name,
@@ -77,6 +93,7 @@ def _worker_record(worker: WorkerSummary) -> dict[str, object]:
         "state": worker.state.name.lower(),
         "state_reason": worker.state_reason,
         "numerics_id": worker.numerics.numerics_id,
+        "calibrated": worker.numerics.numerics_id in calibrated,
         "emulated": worker.numerics.emulated,
         "device": worker.numerics.device_name,
         "engine": f"{worker.numerics.engine} {worker.numerics.engine_version}",

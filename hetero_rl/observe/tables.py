@@ -34,6 +34,8 @@ def fleet_view(snapshot: FleetSnapshot) -> RenderableType:
     """Run, queues, workers, counters and recent events."""
     parts: list[RenderableType] = [_headline(snapshot.status), Text(), _queues(snapshot.status), Text()]
     parts.append(worker_table(snapshot.workers))
+    if snapshot.uncalibrated:
+        parts.append(_uncalibrated_line(snapshot))
     if counters := {name: count for name, count in snapshot.status.counters.items() if count}:
         parts += [
             Text(),
@@ -77,6 +79,12 @@ def _worker_cells(worker: WorkerSummary) -> tuple[str | Text, ...]:
         "-" if probe is None else f"{probe.mean_absolute_difference:.1e}",
         f"{worker.silence:.0f}s ago",
     )
+
+
+def _uncalibrated_line(snapshot: FleetSnapshot) -> Text:
+    ids = {worker.numerics.numerics_id: worker for worker in snapshot.uncalibrated}
+    named = ", ".join(f"{worker.worker_name} (numerics {numerics_id})" for numerics_id, worker in ids.items())
+    return Text(f"uncalibrated: {named}; measure with hetero-rl calibrate", style="yellow")
 
 
 def _headline(status: RunStatus) -> Text:
