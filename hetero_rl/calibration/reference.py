@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hetero_rl.calibration.columns import Floats
-from hetero_rl.trainer.log_probs import model_logits
 from hetero_rl.trainer.policy import Policy
 from hetero_rl.trainer.snapshots import Snapshot
 from hetero_rl.weights.tensors import distinct_tensors
@@ -127,10 +126,10 @@ class Reference:
 def _passes(policy: Policy, sequences: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits [T, V] of each sequence, and the ids [T] that they predict."""
     for sequence in sequences:
-        row = torch.tensor([list(sequence)])
-        with torch.no_grad():
-            logits = model_logits(policy, row[:, :-1], 0)[0]
-        yield logits, row[0, 1:].to(logits.device)
+        row = torch.tensor([list(sequence)], device=policy.device)
+        with torch.no_grad(), policy.compute():
+            logits = policy.model(input_ids=row[:, :-1], use_cache=False).logits[0]
+        yield logits, row[0, 1:]
 
 
 def perturbed(policy: Policy, snapshot: Snapshot, relative: float, seed: int) -> Snapshot:
