@@ -1,5 +1,6 @@
 """`hetero-rl train`: the main job."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from hetero_rl.config import Config, load_config, show_config
 from hetero_rl.errors import HeteroRLError
 from hetero_rl.launch import checks
 from hetero_rl.launch.hub_access import probe_hub
-from hetero_rl.launch.plan import worker_names
+from hetero_rl.launch.plan import planned_workers
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.worker.backend import Backend
 
@@ -24,7 +25,9 @@ def train(
     infer_backend: Annotated[
         str | None,
         typer.Option(
-            "--infer-backend", metavar="NAME[,NAME]", help="Backends that generate, such as cpu or ascend."
+            "--infer-backend",
+            metavar="NAME[,NAME]",
+            help="Backends that generate, such as cpu or ascend; NAME:CHIP emulates the numerics of a chip.",
         ),
     ] = None,
     workers: Annotated[
@@ -46,7 +49,7 @@ def train(
     config = load_config(files or (), [*(overrides or ()), *flags])
     backends = _check(config, resume=resume, dry_run=dry_run)
     if dry_run:
-        typer.echo(_plan(config))
+        typer.echo(_plan(config, backends))
         typer.echo(show_config(config).rstrip("\n"))
         return
     _run(config, backends, resume=resume)
@@ -56,13 +59,24 @@ def _flags(infer_backend: str | None, workers: int | None, hub: str | None) -> l
     """Short options as the settings that they stand for; they win over --set."""
     flags = []
     if infer_backend is not None:
-        names = ", ".join(f"'{name.strip()}'" for name in infer_backend.split(","))
-        flags.append(f"inference.backends=[{names}]")
+        flags += _backend_flags([name.strip() for name in infer_backend.split(",")], workers)
     if workers is not None:
         flags.append(f"inference.workers={workers}")
     if hub is not None:
         flags.append(f"hub.address='{hub}'")
     return flags
+
+
+def _backend_flags(names: list[str], workers: int | None) -> list[str]:
+    """NAME,NAME is a list of backends; NAME:EMULATION in it makes it a fleet, whose members differ in settings."""
+    if not any(":" in name for name in names):
+        return [f"inference.backends=[{', '.join(repr(name) for name in names)}]"]
+    members = []
+    for name in names:
+        backend, _, emulate = name.partition(":")
+        settings = f", worker = {{emulate = {emulate!r}}}" if emulate else ""
+        members.append(f"{{backend = {backend!r}, workers = {max(1, workers or 1)}{settings}}}")
+    return [f"inference.fleet=[{', '.join(members)}]"]
 
 
 def _check(config: Config, *, resume: bool, dry_run: bool) -> dict[str, Backend]:
@@ -85,11 +99,17 @@ def _check(config: Config, *, resume: bool, dry_run: bool) -> dict[str, Backend]
     return backends
 
 
-def _plan(config: Config) -> str:
+def _plan(config: Config, backends: Mapping[str, Backend]) -> str:
     hub = f"hub at {config.hub.address}" if config.hub.address else f"start a hub on {config.hub.listen}"
-    names = [name for _, name in worker_names(config.inference.backends, config.inference.workers)]
-    workers = f"start workers {', '.join(names)}" if names else "wait for remote workers"
-    return f"# would use {config.run.dir}, {hub}, {workers}"
+    planned = planned_workers(config)
+    here = [worker.name for worker in planned if worker.backend in backends]
+    elsewhere = [worker.name for worker in planned if worker.backend not in backends]
+    parts = [f"start workers {', '.join(here)}"] if here else []
+    if config.inference.workers == 0:
+        parts.append("wait for remote workers")
+    elif elsewhere:
+        parts.append(f"wait for {', '.join(elsewhere)} of another machine, as this one has no such device")
+    return f"# would use {config.run.dir}, {hub}, {', '.join(parts)}"
 
 
 def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> None:

@@ -45,6 +45,8 @@ def _section(section: BaseModel, prefix: str, *, explain: bool) -> Iterator[str]
 
 
 def _toml(key: str, value: Any) -> str:
+    if isinstance(value, BaseModel):
+        value = dict(value)
     if isinstance(value, Mapping):
         pairs = (f"{_key(name)} = {_toml(name, item)}" for name, item in value.items() if item is not None)
         return "{" + ", ".join(pairs) + "}"

@@ -14,6 +14,7 @@ __all__ = [
     "Config",
     "EstimatorConfig",
     "EvaluationConfig",
+    "FleetMember",
     "HubConfig",
     "InferenceConfig",
     "LoggingConfig",
@@ -268,6 +269,24 @@ class RelayConfig(Section):
     """Most bytes kept; what is being fetched or read may exceed it."""
 
 
+class FleetMember(Section):
+    """Some workers of one backend with settings of their own."""
+
+    backend: Name
+    """Backend, as `--infer-backend` names it."""
+    workers: int = Field(1, ge=1)
+    name: Name | None = None
+    """What the workers' names begin with; None takes the backend's name, and what it emulates."""
+    worker: dict[str, Any] = Field(default_factory=dict)
+    """Settings that differ from `inference.worker`, such as {emulate = "bf16"}."""
+
+    @property
+    def label(self) -> str:
+        """What the workers' names begin with."""
+        emulate = self.worker.get("emulate")
+        return self.name or (f"{self.backend}-{emulate}" if emulate else self.backend)
+
+
 class InferenceConfig(Section):
     """Where completions are generated."""
 
@@ -277,10 +296,27 @@ class InferenceConfig(Section):
     """Workers of each backend to start on this host; 0 waits for remote ones."""
     worker: WorkerConfig = WorkerConfig()
     """Settings of the workers started here."""
+    fleet: tuple[FleetMember, ...] = ()
+    """Workers by groups that differ in settings, instead of `backends` and `workers`."""
     start_timeout: float = Field(300.0, gt=0)
     """Seconds to wait for the first worker."""
     remote_worker_timeout: float = Field(1800.0, gt=0)
     """Seconds to wait for a worker that has to be started on another machine, because this one has no such device."""
+
+    @property
+    def members(self) -> tuple[FleetMember, ...]:
+        """The fleet; without one, a member for each backend."""
+        plain = (FleetMember(backend=name, workers=max(1, self.workers)) for name in self.backends)
+        return self.fleet or tuple(plain)
+
+    @model_validator(mode="after")
+    def _members_are_distinct_and_settings_are_known(self) -> "InferenceConfig":
+        labels = [member.label for member in self.members]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"two groups of workers are called {labels}: give each a name of its own")
+        for member in self.fleet:
+            WorkerConfig.model_validate({**self.worker.model_dump(), **member.worker})
+        return self
 
 
 class PlacementConfig(Section):

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hetero_rl.config import Config, load_config
-from hetero_rl.errors import BackendError, ConfigError
+from hetero_rl.errors import ConfigError
+from hetero_rl.launch.plan import PlannedWorker, planned_workers
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.worker.backend import Backend, find_backend
+from hetero_rl.worker.emulations import find_emulation
 
 __all__ = [
     "STARTER",
@@ -48,15 +50,36 @@ _FREE_ON_RESUME = (
 
 
 def check_backends(config: Config) -> dict[str, Backend]:
-    """The backends of the local workers by name; raises BackendError when one is not installed or sees no device."""
+    """The backends whose workers can be started here, by name; a backend without a device here is left to other machines.
+
+    Raises:
+        BackendNotFoundError: One is not installed.
+        ConfigError: A worker is to emulate, or to be set up, in a way that does not exist; or the run samples in a way
+            that a backend cannot report.
+    """
     if config.inference.workers == 0:
         return {}  # remote workers bring their own
-    found = {name: find_backend(name) for name in config.inference.backends}
-    for name, backend in found.items():
-        report = backend.detect()
-        if not report.available:
-            raise BackendError(f"backend {name!r} finds no device on this machine. {report.advice}".rstrip())
+    found = {}
+    for worker in planned_workers(config):
+        backend = find_backend(worker.backend)
+        _check_worker(config, worker, backend)
+        if worker.backend not in found and backend.detect().available:
+            found[worker.backend] = backend
     return found
+
+
+def _check_worker(config: Config, worker: PlannedWorker, backend: Backend) -> None:
+    settings = config.inference.worker.model_dump() | dict(worker.settings)
+    backend.profile(settings["profile"])
+    if settings["emulate"]:
+        find_emulation(settings["emulate"])
+    sampling = config.sampling
+    portable = (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    if backend.portable_sampling_only and not portable:
+        raise ConfigError(
+            f"sampling has temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}: backend "
+            f"{backend.name!r} offers 1, 1, 0 only. {backend.portable_sampling_only}"
+        )
 
 
 def check_model(path: str) -> None:

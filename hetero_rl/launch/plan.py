@@ -1,13 +1,19 @@
 """What is started for a run: pure functions from settings to process descriptions."""
 
+import dataclasses
+import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hetero_rl.config import Config
 from hetero_rl.launch.process import ProcessSpec
 from hetero_rl.launch.rundir import RunDirectory
+from hetero_rl.worker.backend import Backend
+from hetero_rl.worker.emulations import labelled_backend
 
-__all__ = ["hub_spec", "worker_names", "worker_spec"]
+__all__ = ["PlannedWorker", "hub_spec", "planned_workers", "visible_devices", "worker_spec"]
 
 COMMAND = (sys.executable, "-m", "hetero_rl.cli.main")
 LIFELINE_FLAG = "--end-with-parent"
@@ -30,29 +36,84 @@ def hub_spec(run: RunDirectory, address: str | None) -> ProcessSpec:
     )
 
 
-def worker_names(backends: Sequence[str], workers: int) -> Iterator[tuple[str, str]]:
-    """(backend, worker name) of every local worker, such as ("cpu", "cpu-0")."""
-    for backend in backends:
-        for index in range(workers):
-            yield backend, f"{backend}-{index}"
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedWorker:
+    """One worker of a run, wherever it will be started."""
+
+    name: str
+    """Name at the hub, such as "cpu-0"."""
+    backend: str
+    index: int
+    """Which of the workers of its backend, from 0."""
+    settings: Mapping[str, Any]
+    """Settings of `inference.worker` that are its own."""
+
+    @property
+    def label(self) -> str:
+        """Its backend as the hub sees it; what it emulates is part of that."""
+        return labelled_backend(self.backend, self.settings.get("emulate"))
+
+
+def planned_workers(config: Config) -> tuple[PlannedWorker, ...]:
+    """Every worker that the settings ask for, group by group."""
+    counts: Counter[str] = Counter()
+    planned = []
+    emulate = config.inference.worker.emulate
+    emulated = {"emulate": emulate} if emulate else {}
+    for member in config.inference.members:
+        for number in range(member.workers):
+            planned.append(
+                PlannedWorker(
+                    name=f"{member.label}-{number}",
+                    backend=member.backend,
+                    index=counts[member.backend],
+                    settings={**emulated, **member.worker},
+                )
+            )
+            counts[member.backend] += 1
+    return tuple(planned)
+
+
+def visible_devices(backend: Backend, ids: Sequence[str], index: int, workers: int) -> dict[str, str]:
+    """The share of a host's devices that one of several workers of a backend gets; all of them for a single worker.
+
+    Args:
+        backend: Names the variable.
+        ids: Ids of the devices that this process may use.
+        index: Which of the workers, from 0.
+        workers: Workers of the backend on this host.
+    """
+    if workers < 2 or not ids or not backend.visible_devices:
+        return {}
+    share = max(1, len(ids) // workers)
+    start = (index * share) % len(ids)
+    return {backend.visible_devices: ",".join(ids[start : start + share])}
 
 
 def worker_spec(
-    config: Config, run: RunDirectory, *, backend: str, name: str, hub: str, environment: Mapping[str, str]
+    config: Config,
+    run: RunDirectory,
+    worker: PlannedWorker,
+    *,
+    hub: str,
+    backend: Backend,
+    environment: Mapping[str, str],
 ) -> ProcessSpec:
     """A local worker.
 
     Args:
         config: The resolved settings.
         run: The directory of the run.
-        backend: Name of its backend.
-        name: Name of the worker.
+        worker: Which one.
         hub: host:port of the hub.
-        environment: What the backend declares for its processes.
+        backend: Its backend.
+        environment: Variables of this worker alone, such as its share of the devices.
     """
-    threads = config.inference.worker.threads
+    merged = config.inference.worker.model_dump() | dict(worker.settings)
+    threads = merged["threads"]
+    own = [f"--set=inference.worker.{key}={json.dumps(value)}" for key, value in worker.settings.items()]
     return ProcessSpec(
-        name=f"worker-{name}",
+        name=f"worker-{worker.name}",
         arguments=(
             *COMMAND,
             "worker",
@@ -60,11 +121,16 @@ def worker_spec(
             "--hub",
             hub,
             "--infer-backend",
-            backend,
+            worker.backend,
             "--name",
-            name,
+            worker.name,
             LIFELINE_FLAG,
+            *own,
         ),
-        log=run.log(f"worker-{name}"),
-        environment={**environment, **({"OMP_NUM_THREADS": str(threads)} if threads else {})},
+        log=run.log(f"worker-{worker.name}"),
+        environment={
+            **backend.process_environment(merged["profile"]),
+            **environment,
+            **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+        },
     )

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hetero_rl.errors import LaunchError, ProtocolError, UnreachableError
@@ -11,7 +11,7 @@ from hetero_rl.launch.process import log_tail
 from hetero_rl.wire.messages import WorkerState
 from hetero_rl.wire.ports import FleetPort
 
-__all__ = ["await_first_worker", "await_hub", "start_error"]
+__all__ = ["await_backends", "await_first_worker", "await_hub", "start_error"]
 
 POLL_SECONDS = 0.1
 
@@ -64,6 +64,37 @@ def await_first_worker(fleet: FleetPort, timeout: float, cancelled: threading.Ev
         if deadline is not None and time.monotonic() > deadline:
             return False
     return True
+
+
+def await_backends(
+    fleet: FleetPort,
+    wanted: Collection[str],
+    timeout: float,
+    cancelled: threading.Event,
+    joined: Callable[[str], None],
+) -> set[str]:
+    """Waits until a worker of each backend is at work; returns the backends without one.
+
+    Args:
+        fleet: The hub.
+        wanted: Backends as the hub sees them.
+        timeout: Seconds to wait.
+        cancelled: Ends the wait.
+        joined: Takes a sentence for people when a worker of such a backend is there.
+    """
+    missing = set(wanted)
+    deadline = time.monotonic() + timeout
+    while missing and time.monotonic() < deadline and not cancelled.wait(POLL_SECONDS * 5):
+        try:
+            workers = fleet.list_workers(include_gone=False)
+        except ProtocolError:
+            # The hub may be on its way back; its keeper decides when that is hopeless.
+            continue
+        for worker in workers:
+            if worker.state is WorkerState.ACTIVE and worker.backend in missing:
+                missing.discard(worker.backend)
+                joined(f"{worker.worker_name} ({worker.backend}) has joined")
+    return missing
 
 
 def _read_address(file: Path) -> str | None:

@@ -33,6 +33,11 @@ class RunDirectory:
         return self.hub / "address"
 
     @property
+    def remote_workers(self) -> Path:
+        """What to type on other machines, when the run waits for workers there."""
+        return self.root / "remote-workers.txt"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints of the trainer, one directory for each."""
         return self.root / "checkpoints"

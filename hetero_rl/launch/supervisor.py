@@ -4,7 +4,8 @@ hetero-rl train (this process)
 ├── main thread ........ the trainer; `stop` (an event) asks it to drain
 ├── keeper-hub ......... waits for the hub's end; starts it again on the same journal and address
 ├── keeper-worker-* .... one for each local worker; starts it again, a bounded number of times
-└── first-worker ....... waits until a worker is at work, at most inference.start_timeout
+└── first-worker ....... waits until a worker is at work, at most inference.start_timeout; for one that has to be
+                         started on another machine inference.remote_worker_timeout
 
 start:    hub ──► its address file and an answer ──► workers ──► (trainer opens the run) ──► first worker joins
 failure:  hub given up, no worker left, none joined in time
@@ -23,10 +24,13 @@ from typing import Self
 
 from hetero_rl.config import Config
 from hetero_rl.errors import HeteroRLError, LaunchError, ProtocolError
+from hetero_rl.files import write_whole
 from hetero_rl.launch import plan
+from hetero_rl.launch.devices import usable_ids
 from hetero_rl.launch.keeper import Keeper
 from hetero_rl.launch.process import ProcessSpec
-from hetero_rl.launch.readiness import await_first_worker, await_hub, start_error
+from hetero_rl.launch.readiness import await_backends, await_first_worker, await_hub, start_error
+from hetero_rl.launch.remote import remote_instructions
 from hetero_rl.launch.restart import RestartPolicy
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.wire.messages import WorkerState
@@ -47,7 +51,7 @@ class Supervisor:
     Args:
         config: The resolved settings; `run.prepare()` was called and they lie in `run.config`.
         run: The directory of the run.
-        backends: The backends of the local workers.
+        backends: The backends whose workers are started here; workers of others are asked for on other machines.
         probe: Raises UnreachableError while no hub serves at an address.
         connect: Makes a fleet client of a hub's address; entered at start, left at close.
         on_failure: Takes the one error that makes going on pointless; called on a thread of this class.
@@ -69,7 +73,9 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._run = run
-        self._backends = backends
+        self._backends = backends if config.inference.workers else {}
+        self._planned = plan.planned_workers(config)
+        self._remote = [worker for worker in self._planned if worker.backend not in self._backends]
         self._probe = probe
         self._connect = connect
         self._connections = contextlib.ExitStack()
@@ -103,8 +109,10 @@ class Supervisor:
             self._probe(self.hub_address)
         address = self.hub_address = self.hub_address or self._start_hub()
         fleet = self.fleet = self._connections.enter_context(self._connect(address))
-        for backend, name in plan.worker_names(tuple(self._backends), self._config.inference.workers):
-            self._start_worker(backend, name, address)
+        for worker in self._planned:
+            if worker.backend in self._backends:
+                self._start_worker(worker, address)
+        self._ask_for_remote_workers(address)
         self._first_worker = threading.Thread(
             target=self._await_first_worker, args=(fleet,), name="first-worker", daemon=True
         )
@@ -136,18 +144,30 @@ class Supervisor:
         hub.start()
         return await_hub(hub, self._run.hub_address, self._probe, HUB_START_SECONDS)
 
-    def _start_worker(self, backend: str, name: str, address: str) -> None:
+    def _start_worker(self, worker: plan.PlannedWorker, address: str) -> None:
+        backend = self._backends[worker.backend]
+        workers = sum(other.backend == worker.backend for other in self._planned)
+        ids = () if workers < 2 or not backend.visible_devices else usable_ids(backend)
         spec = plan.worker_spec(
             self._config,
             self._run,
-            backend=backend,
-            name=name,
+            worker,
             hub=address,
-            environment=self._backends[backend].process_environment(self._config.inference.worker.profile),
+            backend=backend,
+            environment=plan.visible_devices(backend, ids, worker.index, workers),
         )
         keeper = self._keeper(lambda: spec, may_leave=True)
         self._workers.append(keeper)
         keeper.start()
+
+    def _ask_for_remote_workers(self, address: str) -> None:
+        """Says what to type on other machines; it stays in a file of the run."""
+        if not self._remote:
+            return
+        lines = remote_instructions(self._config, self._remote, address)
+        write_whole(self._run.remote_workers, "\n".join(lines) + "\n")
+        for line in lines:
+            self._notify(line)
 
     def _keeper(self, spec: Callable[[], ProcessSpec], *, may_leave: bool) -> Keeper:
         return Keeper(spec, self._policy, self._notify, self._process_ended, may_leave=may_leave)
@@ -172,17 +192,31 @@ class Supervisor:
         return False
 
     def _await_first_worker(self, fleet: FleetPort) -> None:
-        timeout = self._config.inference.start_timeout
-        if await_first_worker(fleet, timeout, self._closing):
-            return
+        settings = self._config.inference
+        here = bool(self._workers) or settings.workers == 0
+        timeout = settings.start_timeout if here else settings.remote_worker_timeout
+        if not await_first_worker(fleet, timeout, self._closing):
+            self._fail(self._nobody_joined(timeout))
+        elif self._workers and self._remote:
+            self._await_remote_workers(fleet, settings.remote_worker_timeout)
+
+    def _nobody_joined(self, timeout: float) -> LaunchError:
         if self._workers:
-            self._fail(start_error(self._workers[0], f"did not join the run within {timeout:g} s"))
-        else:
-            self._fail(
-                LaunchError(
-                    f"no worker joined within {timeout:g} s. Start one with: "
-                    f"hetero-rl worker --hub {self.hub_address} --infer-backend NAME"
-                )
+            return start_error(self._workers[0], f"did not join the run within {timeout:g} s")
+        lines = remote_instructions(self._config, self._remote, self.hub_address or self._config.hub.listen)
+        return LaunchError(
+            f"no worker joined within {timeout:g} s; inference.remote_worker_timeout sets how long to wait. "
+            + "\n".join(lines)
+        )
+
+    def _await_remote_workers(self, fleet: FleetPort, timeout: float) -> None:
+        """Tells when backends of other machines join, or that they have not in time; the run goes on without them."""
+        wanted = {worker.label for worker in self._remote}
+        missing = await_backends(fleet, wanted, timeout, self._closing, self._notify)
+        if missing and not self._closing.is_set():
+            self._notify(
+                f"no worker of {', '.join(sorted(missing))} joined within {timeout:g} s; the run goes on without, and takes "
+                "one that joins later"
             )
 
     def _fail(self, error: HeteroRLError) -> None:

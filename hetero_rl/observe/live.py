@@ -31,7 +31,7 @@ from hetero_rl.wire.ports import FleetPort
 
 __all__ = ["LiveView", "run_panel"]
 
-NOTICES = 4
+NOTICES = 8
 POLL_SECONDS = 1.0
 JOIN_SECONDS = 2.0
 REPAINTS_PER_SECOND = 4

@@ -23,6 +23,7 @@ def reload(tmp_path):
         ["hub.address=hub.example:4000", "logging.live=true", "optimizer.betas=[0.8, 0.99]"],
         ['task.options={min_terms = 2, "odd key" = [1, 2.5, true, "x\\"\\\\\\n"], nested = {a = "é"}}'],
         ['model.path="a\\u007fb"'],
+        ["inference.fleet=[{backend = 'cpu'}, {backend = 'cpu', worker = {emulate = 'bf16'}}]"],
     ],
 )
 def test_what_is_shown_reads_back_as_the_same_tree(reload, overrides, explain):

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from hetero_rl.config import load_config
-from hetero_rl.errors import BackendError, BackendNotFoundError, ConfigError
+from hetero_rl.errors import BackendNotFoundError, ConfigError
 from hetero_rl.files import write_whole
 from hetero_rl.launch import checks
 from hetero_rl.launch.rundir import RunDirectory
@@ -14,11 +14,17 @@ from hetero_rl.worker.backend import Backend, DeviceReport
 def install(monkeypatch):
     """Pretends that backends are installed; `available` says whether each sees a device."""
 
-    def _install(**available: bool) -> None:
+    def _install(*, portable_only: tuple[str, ...] = (), **available: bool) -> None:
         def backend(name: str) -> Backend:
             report = DeviceReport(available=available[name], devices=(), advice="Load the driver.")
             return Backend(
-                name=name, vendor="x", description="", engines={}, default_engine="", detect=lambda: report
+                name=name,
+                vendor="x",
+                description="",
+                engines={},
+                default_engine="",
+                detect=lambda: report,
+                portable_sampling_only="It reports too early." if name in portable_only else "",
             )
 
         loaders = {name: lambda name=name: backend(name) for name in available}
@@ -53,11 +59,38 @@ def test_an_unknown_backend_lists_those_installed(install):
         checks.check_backends(load_config(overrides=["inference.backends=['ascend']"]))
 
 
-def test_a_backend_without_a_device_says_what_to_do(install):
-    install(cpu=False)
+def test_a_backend_without_a_device_is_left_to_other_machines(install):
+    install(cpu=True, rocm=False)
 
-    with pytest.raises(BackendError, match=r"'cpu' finds no device on this machine\. Load the driver\."):
-        checks.check_backends(load_config())
+    config = load_config(overrides=["inference.backends=['cpu', 'rocm']"])
+
+    assert list(checks.check_backends(config)) == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("{emulate = 'chip'}", "'chip': is unknown; there are: ascend-910a"),
+        ("{profile = 'fast'}", "'cpu' has no profile 'fast'"),
+    ],
+)
+def test_what_a_worker_cannot_do_is_refused_before_anything_is_started(install, settings, message):
+    install(cpu=True)
+
+    with pytest.raises(ConfigError, match=message):
+        checks.check_backends(
+            load_config(overrides=[f"inference.fleet=[{{backend = 'cpu', worker = {settings}}}]"])
+        )
+
+
+def test_sampling_that_a_vendor_cannot_report_is_refused_with_its_reason(install):
+    install(cpu=True, portable_only=("cpu",))
+
+    with pytest.raises(
+        ConfigError, match=r"temperature 0\.5.*'cpu' offers 1, 1, 0 only\. It reports too early\."
+    ):
+        checks.check_backends(load_config(overrides=["sampling.temperature=0.5"]))
+    assert list(checks.check_backends(load_config())) == ["cpu"]
 
 
 def test_remote_workers_bring_their_own_backend(install):

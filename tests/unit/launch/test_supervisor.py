@@ -45,6 +45,7 @@ class Fleet:
         self.run: object | None = object()
         self.states: list[WorkerState] = []
         self.reachable = True
+        self.backend = "cpu"
 
     def probe(self, address):
         if not self.reachable:
@@ -54,7 +55,9 @@ class Fleet:
         return SimpleNamespace(run=self.run)
 
     def list_workers(self, *, include_gone):
-        return tuple(SimpleNamespace(state=state) for state in self.states)
+        return tuple(
+            SimpleNamespace(state=state, worker_name="w", backend=self.backend) for state in self.states
+        )
 
 
 def _backend(name: str) -> Backend:
@@ -77,7 +80,7 @@ def supervise(tmp_path, monkeypatch, fleet):
     monkeypatch.setattr("hetero_rl.launch.plan.COMMAND", (sys.executable, str(program)))
     made: list[Supervisor] = []
 
-    def _supervise(*overrides: str, **behaviours: str):
+    def _supervise(*overrides: str, here: tuple[str, ...] | None = None, **behaviours: str):
         for command, behaviour in behaviours.items():
             monkeypatch.setenv(f"STAND_IN_{command.upper()}", behaviour)
         config = load_config(overrides=[f"run.dir={tmp_path / 'run'}", *overrides])
@@ -89,7 +92,7 @@ def supervise(tmp_path, monkeypatch, fleet):
         supervisor = Supervisor(
             config,
             run,
-            backends={name: _backend(name) for name in config.inference.backends},
+            backends={name: _backend(name) for name in (config.inference.backends if here is None else here)},
             probe=fleet.probe,
             connect=lambda address: contextlib.nullcontext(fleet),
             on_failure=failures.put,
@@ -197,7 +200,70 @@ def test_without_local_workers_the_error_says_how_to_start_one(supervise):
 
     error = run.failures.get(timeout=30)
 
-    assert "hetero-rl worker --hub 127.0.0.1:4242 --infer-backend NAME" in str(error)
+    assert "hetero-rl worker --hub 127.0.0.1:4242 --infer-backend cpu --name cpu-0" in str(error)
+
+
+def test_a_backend_without_a_device_here_is_asked_for_on_another_machine_with_the_command(supervise, fleet):
+    fleet.states = [WorkerState.ACTIVE]
+    run = supervise("inference.backends=['ascend']", here=())
+
+    run.supervisor.start()
+
+    text = run.run.remote_workers.read_text()
+    assert run.notes == text.splitlines()
+    assert run.notes[0] == "waiting for a worker of ascend on another machine:"
+    assert "hetero-rl worker --hub 127.0.0.1:4242 --infer-backend ascend --name ascend-0" in run.notes[-1]
+    assert run.supervisor._workers == []
+
+
+def test_a_worker_of_another_machine_that_never_comes_ends_the_run_with_the_command(supervise):
+    run = supervise("inference.backends=['ascend']", "inference.remote_worker_timeout=0.2", here=())
+    run.supervisor.start()
+
+    error = run.failures.get(timeout=30)
+
+    assert str(error).startswith("no worker joined within 0.2 s; inference.remote_worker_timeout")
+    assert "--infer-backend ascend --name ascend-0" in str(error)
+
+
+def test_with_workers_here_a_missing_one_elsewhere_is_told_and_the_run_goes_on(supervise, fleet):
+    fleet.states = [WorkerState.ACTIVE]
+    run = supervise(
+        "inference.backends=['cpu', 'ascend']", "inference.remote_worker_timeout=0.2", here=("cpu",)
+    )
+    run.supervisor.start()
+
+    run.supervisor._first_worker.join(30)
+
+    assert run.notes[-1].startswith("no worker of ascend joined within 0.2 s; the run goes on without")
+    assert run.failures.empty()
+
+
+def test_a_worker_that_joins_from_elsewhere_is_told(supervise, fleet):
+    fleet.states = [WorkerState.ACTIVE]
+    fleet.backend = "ascend"
+    run = supervise("inference.backends=['cpu', 'ascend']", here=("cpu",))
+    run.supervisor.start()
+
+    run.supervisor._first_worker.join(30)
+
+    assert run.notes[-1] == "w (ascend) has joined"
+
+
+def test_members_of_a_fleet_get_their_own_settings(supervise, fleet):
+    fleet.states = [WorkerState.ACTIVE]
+    run = supervise(
+        "inference.fleet=[{backend = 'cpu'}, {backend = 'cpu', worker = {emulate = 'bf16', threads = 3}}]",
+    )
+    run.supervisor.start()
+
+    plain, emulating = (worker.process.spec for worker in run.supervisor._workers)
+
+    assert (plain.name, emulating.name) == ("worker-cpu-0", "worker-cpu-bf16-0")
+    assert not [argument for argument in plain.arguments if argument.startswith("--set")]
+    assert '--set=inference.worker.emulate="bf16"' in emulating.arguments
+    assert "--set=inference.worker.threads=3" in emulating.arguments
+    assert emulating.environment["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_given_hub_is_not_started_but_must_answer(supervise, fleet):
