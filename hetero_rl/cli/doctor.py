@@ -143,7 +143,7 @@ def _certify(
             max_concurrent_sequences=worker.max_concurrent_sequences,
             threads=worker.threads,
             device=backend.torch_device,
-            options={**backend.engine_options(engine_name, worker.profile), **worker.engine_options},
+            options=backend.engine_options(engine_name, worker.profile, worker.engine_options),
             emulate=worker.emulate or "",
         )
         subject = _subject(backend_name, engine_name, model, settings)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from hetero_rl.config.secrets import REDACTED, is_secret_key
 from hetero_rl.config.tree import Config
 
-__all__ = ["show_config"]
+__all__ = ["show_config", "toml_value"]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -34,7 +34,7 @@ def _section(section: BaseModel, prefix: str, *, explain: bool) -> Iterator[str]
             continue
         if explain and field.description:
             yield from (f"# {line.strip()}" for line in field.description.splitlines())
-        yield f"# {name} = (unset)" if value is None else f"{name} = {_toml(name, value)}"
+        yield f"# {name} = (unset)" if value is None else f"{name} = {toml_value(name, value)}"
     for name, value in subsections:
         path = f"{prefix}{name}"
         yield ""
@@ -44,14 +44,17 @@ def _section(section: BaseModel, prefix: str, *, explain: bool) -> Iterator[str]
         yield from _section(value, f"{path}.", explain=explain)
 
 
-def _toml(key: str, value: Any) -> str:
+def toml_value(key: str, value: Any) -> str:
+    """A value as TOML on one line, as `--set` reads it; what its key says is secret is left out."""
     if isinstance(value, BaseModel):
         value = dict(value)
     if isinstance(value, Mapping):
-        pairs = (f"{_key(name)} = {_toml(name, item)}" for name, item in value.items() if item is not None)
+        pairs = (
+            f"{_key(name)} = {toml_value(name, item)}" for name, item in value.items() if item is not None
+        )
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(key, item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(key, item) for item in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

@@ -74,7 +74,7 @@ def evaluate_model(
             max_concurrent_sequences=worker.max_concurrent_sequences,
             threads=worker.threads,
             device=declared.torch_device,
-            options={**declared.engine_options(profile=worker.profile), **worker.engine_options},
+            options=declared.engine_options(profile=worker.profile, own=worker.engine_options),
             emulate=worker.emulate or "",
         )
     )

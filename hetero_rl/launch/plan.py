@@ -1,13 +1,13 @@
 """What is started for a run: pure functions from settings to process descriptions."""
 
 import dataclasses
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetero_rl.config import Config
+from hetero_rl.config.show import toml_value
 from hetero_rl.launch.process import ProcessSpec
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.worker.backend import Backend
@@ -111,7 +111,7 @@ def worker_spec(
     """
     merged = config.inference.worker.model_dump() | dict(worker.settings)
     threads = merged["threads"]
-    own = [f"--set=inference.worker.{key}={json.dumps(value)}" for key, value in worker.settings.items()]
+    own = [f"--set=inference.worker.{key}={toml_value(key, value)}" for key, value in worker.settings.items()]
     return ProcessSpec(
         name=f"worker-{worker.name}",
         arguments=(

@@ -1,11 +1,11 @@
 """What a person types to start a worker on another machine: pure functions from settings to lines of text."""
 
-import json
 import shlex
 import socket
 from collections.abc import Sequence
 
 from hetero_rl.config import Config
+from hetero_rl.config.show import toml_value
 from hetero_rl.config.tree import WorkerConfig
 from hetero_rl.launch.checks import split_address
 from hetero_rl.launch.plan import PlannedWorker
@@ -38,7 +38,7 @@ def worker_command(config: Config, worker: PlannedWorker, address: str) -> str:
         parts += ["--credentials", f"{worker.name}.credentials"]
     settings = {**_changed(config.inference.worker), **worker.settings}
     for key, value in settings.items():
-        parts += ["--set", f"inference.worker.{key}={json.dumps(value)}"]
+        parts += ["--set", f"inference.worker.{key}={toml_value(key, value)}"]
     return shlex.join(parts)
 
 

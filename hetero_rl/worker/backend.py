@@ -132,15 +132,18 @@ class Backend:
             merged.update(quirk.environment)
         return {**merged, **chosen.environment}
 
-    def engine_options(self, engine: str | None = None, profile: str = DEFAULT_PROFILE) -> dict[str, object]:
-        """Options of an engine by its own names: those of the quirks, then those of the profile; dicts are merged."""
+    def engine_options(
+        self,
+        engine: str | None = None,
+        profile: str = DEFAULT_PROFILE,
+        own: Mapping[str, object] | None = None,
+    ) -> dict[str, object]:
+        """Options of an engine by its own names: those of the quirks, of the profile, then a user's own; tables are merged."""
         name = engine or self.default_engine
+        declared = (*(quirk.engine_options for quirk in self.quirks), self.profile(profile).engine_options)
         merged: dict[str, object] = {}
-        for source in (
-            *(quirk.engine_options for quirk in self.quirks),
-            self.profile(profile).engine_options,
-        ):
-            for key, value in source.get(name, {}).items():
+        for source in (*(options.get(name, {}) for options in declared), own or {}):
+            for key, value in source.items():
                 before = merged.get(key)
                 both = isinstance(before, Mapping) and isinstance(value, Mapping)
                 merged[key] = {**before, **value} if both else value  # type: ignore[dict-item]  # both are mappings

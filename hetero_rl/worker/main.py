@@ -248,10 +248,7 @@ def _engine_settings(options: WorkerOptions, model_dir: Path) -> EngineSettings:
         threads=worker.threads,
         drain_before_update=worker.weight_update == "drain",
         device=options.backend.torch_device,
-        options={
-            **options.backend.engine_options(options.engine_name, worker.profile),
-            **worker.engine_options,
-        },
+        options=options.backend.engine_options(options.engine_name, worker.profile, worker.engine_options),
         emulate=worker.emulate or "",
     )
 

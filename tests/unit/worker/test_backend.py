@@ -49,6 +49,12 @@ def test_engine_options_of_quirks_and_profile_are_merged_for_the_engine_they_nam
     assert BACKEND.engine_options("other", "reproducible") == {}
 
 
+def test_a_users_own_engine_options_win_and_leave_the_fixes_beside_them():
+    own = {"config": {"extra": 2}, "eager": None}
+
+    assert BACKEND.engine_options(own=own) == {"config": {"layout": 0, "extra": 2}, "eager": None}
+
+
 def test_an_unknown_profile_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match="'fast'; it has default, reproducible"):
         BACKEND.process_environment("fast")
