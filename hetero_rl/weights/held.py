@@ -82,6 +82,11 @@ class HeldWeights:
             raise DamagedError("the held weights were damaged by a delta that failed; load a full copy")
         return self._manifest
 
+    @property
+    def usable(self) -> bool:
+        """Whether the bytes are those of a version; not after an apply that went wrong."""
+        return self._manifest is not None
+
     def raw(self, name: str) -> memoryview:
         """The bytes of a tensor, in place."""
         return self._data[name]

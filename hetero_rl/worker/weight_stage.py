@@ -152,12 +152,13 @@ class WeightStage:
         self.progress.note(plan)
         try:
             staged = await asyncio.to_thread(self._apply, plan, paths, start)
-        except DamagedError as error:
-            self.held = None
-            self.fallbacks += 1
-            _logger.warning(
-                "version %d needs a full copy (%d so far): %s", plan[-1].version, self.fallbacks, error
-            )
+        except Exception as error:
+            if isinstance(error, DamagedError) or not _is_usable(start):
+                self.held = None
+                self.fallbacks += 1
+                _logger.warning(
+                    "version %d needs a full copy (%d so far): %s", plan[-1].version, self.fallbacks, error
+                )
             raise
         fetched = tuple(blob for manifest in plan for blob in manifest.blobs)
         self._blobs = fetched if _is_full(plan[0]) else self._blobs + fetched
@@ -206,6 +207,11 @@ def _applied(
     moved = HeldWeights.from_staged(held) if isinstance(held, StagedVersion) else held
     moved.apply_delta(manifest, files, seconds)
     return moved
+
+
+def _is_usable(held: "Held | None") -> bool:
+    """Whether what a way began at is still whole; files always are."""
+    return held is None or isinstance(held, StagedVersion) or held.usable
 
 
 def _is_full(manifest: WeightManifest) -> bool:
