@@ -23,7 +23,7 @@ from hetero_rl.estimators.stages.advantages import AdvantageKind, advantages
 from hetero_rl.estimators.stages.aggregation import AggregationKind, sequence_weights
 from hetero_rl.estimators.stages.groups import Groups
 from hetero_rl.estimators.stages.level import new_columns, segment_sum, to_tokens
-from hetero_rl.estimators.view import View, Weighed, views
+from hetero_rl.estimators.view import View, Walk, Weighed
 
 __all__ = ["Estimator", "EstimatorOptions", "Needs"]
 
@@ -182,21 +182,17 @@ class Estimator(ABC, Generic[OptionsT]):
 
     def _collect(self, batch: PreparedBatch, log_probs: Tensor) -> Coefficients:
         per_token = new_columns(1, log_probs.shape[0], log_probs.dtype, log_probs.device)[0]
+        walk = Walk(batch, log_probs, per_token)
         found: list[tuple[slice, Tensor, Tensor]] = []
-        reports: list[dict[str, Tensor]] = []
-        for tokens, view in views(batch, log_probs, per_token):
-            weighed = self.weigh(view)
-            found.append((tokens, view.lengths, view.coefficients(weighed)))
-            reports.append(view.report(weighed))
-        columns = {name: torch.cat([report[name] for report in reports]) for name in reports[0]}
+        for tokens, view in walk:
+            found.append((tokens, view.lengths, view.coefficients(self.weigh(view))))
         if all(values.shape == lengths.shape for _, lengths, values in found):
-            return Coefficients(weights=torch.cat([values for *_, values in found]), **columns)
+            return Coefficients(weights=torch.cat([values for *_, values in found]), **walk.report())
         for tokens, lengths, values in found:
-            if (
-                values.shape == lengths.shape
-            ):  # others had a token without a ratio; this piece stayed per sequence
+            # Others had a token without a ratio; this piece stayed per sequence.
+            if values.shape == lengths.shape:
                 per_token[tokens] = to_tokens(values, lengths, tokens.stop - tokens.start)
-        return Coefficients(weights=per_token, **columns)
+        return Coefficients(weights=per_token, **walk.report())
 
     def _sequence_weights(self, recorded: RecordedBatch, token_counts: Tensor) -> Tensor:
         weights = sequence_weights(token_counts, self.options.aggregation, recorded.max_new_tokens)

@@ -10,7 +10,6 @@ like a random walk. The anchor is mu as recorded, or pi_old.
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from typing_extensions import override
 
@@ -51,13 +50,8 @@ class Ctpo(Estimator[CtpoOptions]):
     def weigh(self, view: View) -> Weighed:
         """Prefix ratio, and the clip per square root of the position."""
         o = self.options
-        log_prefix = level.prefix_product(
-            view.log_ratio(o.part), view.lengths, view.column(), view.column(torch.float64)
-        )
-        per_root = level.root_positions(view.lengths, view.column())
-        torch.div(log_prefix.values, per_root, out=per_root)
-        low, high = masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high, o.epsilon_dual)
-        # With one upper margin for both signs there is nothing to look up for each token.
-        upper = o.epsilon_high if o.epsilon_high == o.epsilon_dual else view.to_tokens(high)
-        keep = masks.window(per_root, view.to_tokens(low), upper, view.column())
+        log_prefix = level.prefix_product(view.log_ratio(o.part), view.lengths, view.column())
+        per_root = level.over_root_of_position(log_prefix.values, view.lengths, view.column())
+        bounds = masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high, o.epsilon_dual)
+        keep = view.window(per_root, *bounds)
         return Weighed(kernel.identity(log_prefix, view.out), keep)

@@ -17,7 +17,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
-from hetero_rl.estimators.stages import level, masks
+from hetero_rl.estimators.stages import masks
 from hetero_rl.estimators.stages.edge import Part, Weight, bounded_exp
 from hetero_rl.estimators.view import View, Weighed
 
@@ -55,7 +55,7 @@ class DivergenceMask(Estimator[DivergenceMaskOptions]):
                 view.behavior_log_probs,
                 log_ratio.values,
                 ratio,
-                (view.column(), view.column(), view.column()),
+                (view.column(), view.column()),
             )
         elif o.divergence == "chi_square":
             divergence = masks.binary_chi_square(view.behavior_log_probs, ratio)
@@ -64,6 +64,6 @@ class DivergenceMask(Estimator[DivergenceMaskOptions]):
         if o.level == "sequence":
             if view.usable is not None:
                 divergence = torch.where(view.usable > 0, divergence, 0.0)
-            divergence = level.segment_sum(divergence, view.lengths) / view.token_counts.clamp(min=1)
+            divergence = view.segment_sum(divergence) / view.token_counts.clamp(min=1)
         out = view.out if o.level == "token" else None
         return Weighed(Weight(masks.window(divergence, None, o.delta, out), Part(0)))

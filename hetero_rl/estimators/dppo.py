@@ -61,8 +61,7 @@ class DppoTv(Estimator[DppoTvOptions]):
         ratio = kernel.identity(log_ratio, view.out)
         fallen = masks.probability_fall(view.behavior_log_probs, ratio.values, view.column())
         # A fall is a rise of -1 times its size.
-        scale = masks.clip_scale(-view.advantages, -o.delta, o.delta)
-        keep = masks.scaled_clip(fallen, view.to_tokens(scale))
+        keep = view.window(fallen, *masks.clip_bounds(-view.advantages, -o.delta, o.delta))
         return Weighed(kernel.cap(log_ratio, ratio, o.clip_ratio_c), keep)
 
 
@@ -86,9 +85,8 @@ class DppoKl(Estimator[DppoKlOptions]):
             view.behavior_log_probs,
             log_ratio.values,
             ratio.values,
-            (view.column(), view.column(), view.column()),
+            (view.column(), view.column()),
         )
         signed = divergence.copysign_(log_ratio.values)
-        scale = masks.clip_scale(view.advantages, -o.delta, o.delta)
-        keep = masks.scaled_clip(signed, view.to_tokens(scale))
+        keep = view.window(signed, *masks.clip_bounds(view.advantages, -o.delta, o.delta))
         return Weighed(kernel.cap(log_ratio, ratio, o.clip_ratio_c), keep)

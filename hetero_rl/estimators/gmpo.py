@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.ppo import AnchorOptions
-from hetero_rl.estimators.stages import kernel, level, masks
+from hetero_rl.estimators.stages import kernel, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.aggregation import AggregationKind
 from hetero_rl.estimators.stages.edge import LogRatio
@@ -49,12 +49,8 @@ class Gmpo(Estimator[GmpoOptions]):
         """Clip of each log-ratio, then their mean."""
         o = self.options
         log_ratio = view.log_ratio(o.part)
-        scale = masks.clip_scale(view.advantages, -o.epsilon_low, o.epsilon_high).to(view.log_probs.dtype)
-        scaled = view.to_tokens(scale).mul_(log_ratio.values)
-        # In units of its bound, a held token is 1.
-        held = torch.clamp(scaled, max=1, out=view.column())
-        sums = level.segment_sum(held, view.lengths) / scale
-        sums = torch.where(scale != 0, sums, view.product(o.part).values)
-        keep = masks.window(scaled, None, 1.0, out=scaled)
-        log_s = LogRatio(sums / view.token_counts.clamp(min=1), log_ratio.part)
+        bounds = masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high)
+        held = view.hold(log_ratio.values, *bounds)
+        log_s = LogRatio(view.segment_sum(held) / view.token_counts.clamp(min=1), log_ratio.part)
+        keep = torch.eq(held, log_ratio.values, out=held)
         return Weighed(kernel.identity(log_s), keep, log_s)

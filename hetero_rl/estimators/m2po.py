@@ -55,11 +55,11 @@ class M2po(Estimator[M2poOptions]):
         limit = math.inf
         if masks.second_moment(_log_ratios(prepared, log_probs)) >= tau:
             limit = masks.second_moment_limit(_log_ratios(prepared, log_probs), tau)
-        # Strictly below, in the data type that is compared.
-        largest = torch.nextafter(
-            torch.tensor(limit, dtype=log_probs.dtype), torch.tensor(0.0, dtype=log_probs.dtype)
-        )
-        constants = largest.to(log_probs.device).expand(prepared.advantages.shape[0])
+        largest = torch.tensor(limit, dtype=log_probs.dtype, device=log_probs.device)
+        if math.isfinite(limit):
+            # Strictly below, in the data type that is compared.
+            largest = torch.nextafter(largest, torch.zeros_like(largest))
+        constants = largest.expand(prepared.advantages.shape[0])
         return dataclasses.replace(prepared, sequence_constants=constants)
 
     @override
@@ -75,4 +75,4 @@ class M2po(Estimator[M2poOptions]):
 
 
 def _log_ratios(prepared: PreparedBatch, log_probs: Tensor) -> Iterator[Tensor]:
-    return (view.log_ratio(Part.TOTAL).values for _, view in views(prepared, log_probs))
+    return (view.log_ratio(Part.TOTAL).values for view in views(prepared, log_probs))

@@ -66,11 +66,9 @@ class ClippedTokenRatio(Estimator[ClipOptionsT]):
         """Token ratio and clip."""
         o = self.options
         log_ratio = view.log_ratio(o.part)
-        scale = masks.clip_scale(view.advantages, *masks.log_margins(o.epsilon_low, o.epsilon_high))
-        keep = masks.scaled_clip(log_ratio.values, view.to_tokens(scale))
-        if o.clip_ratio_c is not None:
-            bounds = masks.clip_bounds(view.advantages, None, None, math.log(o.clip_ratio_c))
-            keep.mul_(masks.window(log_ratio.values, None, view.to_tokens(bounds[1])))
+        dual = None if o.clip_ratio_c is None else math.log(o.clip_ratio_c)
+        bounds = masks.clip_bounds(view.advantages, *masks.log_margins(o.epsilon_low, o.epsilon_high), dual)
+        keep = view.window(log_ratio.values, *bounds)
         return Weighed(kernel.identity(log_ratio, view.out), keep)
 
 

@@ -63,7 +63,7 @@ class Tis(SplitRatio[TisOptions]):
         if self.options.normalise == "none" or log_probs is None:
             return prepared
         total, count = 0.0, 0
-        for _, view in views(prepared, log_probs):
+        for view in views(prepared, log_probs):
             values = self._truncated(view, self.options.part).values
             total += float(values.sum(dtype=torch.float64))
             count += values.shape[0]

@@ -11,21 +11,15 @@ import torch
 from torch import Tensor
 
 from hetero_rl.estimators.batch import PreparedBatch
+from hetero_rl.estimators.scratch import Scratch
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight
-from hetero_rl.estimators.stages.level import (
-    cuts,
-    new_columns,
-    segment_max,
-    segment_sum,
-    to_tokens,
-)
+from hetero_rl.estimators.stages.level import cuts, segment_max, segment_starts, segment_sum, to_tokens
+from hetero_rl.estimators.stages.masks import sequence_hold, sequence_window
 
-__all__ = ["TOKENS_PER_VIEW", "Scratch", "View", "Weighed", "log_weights", "views"]
+__all__ = ["TOKENS_PER_VIEW", "View", "Walk", "Weighed", "log_weights", "views"]
 
 TOKENS_PER_VIEW = 1 << 19
 """Tokens that are weighed at once on a CPU: few enough for its cache, enough to outweigh the calls."""
-COLUMNS_AT_ONCE = 4
-"""Columns of a view that are allocated together, so that they are large enough for huge pages."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,96 +33,112 @@ class Weighed:
     """Log-ratio per sequence [s] that was held within bounds before `exp`; None says that tokens' were."""
 
 
-class Scratch:
-    """Columns per token that the views of one walk write to in turn: fresh memory costs more than arithmetic.
+class Walk:
+    """The views of a batch one after another, and what is reported of each sequence whatever the method.
+
+    Any cut gives the same numbers, so on a CPU the batch is walked in pieces that its cache holds. Columns per sequence are
+    made once for the batch, and each view fills its part of them.
 
     Args:
-        like: Data type and device.
-        size: Tokens of the largest view.
+        batch: The prepared batch.
+        log_probs: log pi of each of its tokens [N].
+        out: Where weights per token may be written [N].
     """
 
-    def __init__(self, like: Tensor, size: int) -> None:
-        self._like = like
-        self._size = size
-        self._free: dict[torch.dtype, list[Tensor]] = {}
-        self._taken: list[Tensor] = []
+    def __init__(self, batch: PreparedBatch, log_probs: Tensor, out: Tensor | None = None) -> None:
+        recorded = batch.recorded
+        self.batch = batch
+        self.log_probs = log_probs
+        self.out = out
+        split = recorded.old_log_probs is not None
+        self.parts = (Part.STALENESS, Part.CHIP) if split else (Part.TOTAL,)
+        """What the log-ratios are formed of."""
+        sequences = recorded.lengths.shape[0]
+        self.sums = torch.empty((len(self.parts), sequences), dtype=log_probs.dtype, device=log_probs.device)
+        """Sum of the log-ratios of each part over each sequence [parts, S]."""
+        self.unusable_tokens = torch.zeros_like(recorded.lengths)
+        """Tokens of each sequence without a finite log-ratio [S]."""
+        self.clamped = torch.zeros(sequences, dtype=torch.bool, device=log_probs.device)
+        """Whether a log-ratio of the sequence was held within bounds before `exp` [S]."""
+        self.starts = segment_starts(recorded.lengths)
+        """Position of the first token of each sequence [S]."""
 
-    def take(self, tokens: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A column [n = tokens] of any numbers, the caller's until `give_back`."""
-        free = self._free.setdefault(dtype or self._like.dtype, [])
-        if not free:
-            kind = dtype or self._like.dtype
-            free += new_columns(COLUMNS_AT_ONCE, self._size, kind, self._like.device).unbind()
-        column = free.pop()
-        self._taken.append(column)
-        return column[:tokens]
+    def __iter__(self) -> "Iterator[tuple[slice, View]]":
+        """Consecutive whole sequences, with the positions of their tokens; a view holds until the next one is asked for."""
+        total = self.log_probs.shape[0]
+        per_view = TOKENS_PER_VIEW if self.log_probs.device.type == "cpu" else total
+        pieces = list(cuts(self.starts, total, per_view))
+        scratch = Scratch(self.log_probs, max(tokens.stop - tokens.start for _, tokens in pieces))
+        for sequences, tokens in pieces:
+            scratch.give_back()
+            yield tokens, View(self, sequences, tokens, scratch)
 
-    def give_back(self) -> None:
-        """Ends the use of all columns taken."""
-        while self._taken:
-            column = self._taken.pop()
-            self._free[column.dtype].append(column)
+    def report(self) -> dict[str, Tensor]:
+        """What the views found, by the names in `Coefficients`."""
+        reported = {
+            "lengths": self.batch.recorded.lengths,
+            "log_importance_ratio": self.sums.sum(0) if len(self.parts) > 1 else self.sums[0],
+            "unusable_tokens": self.unusable_tokens,
+            "clamped": self.clamped,
+        }
+        if len(self.parts) > 1:
+            reported["staleness_log_ratio"], reported["chip_log_ratio"] = self.sums
+        return reported
 
 
 class View:
     """n tokens of s sequences: numbers only, nothing couples them.
 
     Args:
-        batch: The prepared batch.
-        log_probs: log pi of each of its tokens [N].
-        tokens: Positions of the view's tokens.
+        walk: The walk it is a step of.
         sequences: Positions of the view's sequences.
+        tokens: Positions of the view's tokens.
         scratch: Where its columns come from; they are its own until the next view of the walk is made.
-        out: Where a weight per token may be written [n]; None takes a column for it.
     """
 
-    def __init__(
-        self,
-        batch: PreparedBatch,
-        log_probs: Tensor,
-        tokens: slice,
-        sequences: slice,
-        scratch: Scratch,
-        out: Tensor | None = None,
-    ) -> None:
-        recorded = batch.recorded
-        self._tokens = tokens
+    def __init__(self, walk: Walk, sequences: slice, tokens: slice, scratch: Scratch) -> None:
+        recorded = walk.batch.recorded
+        self._walk = walk
+        self._batch = walk.batch
         self._sequences = sequences
-        self._batch = batch
+        self._tokens = tokens
         self._scratch = scratch
+        self._starts = walk.starts[sequences] - tokens.start
         self.lengths = recorded.lengths[sequences]
         """Tokens of each sequence [s]."""
-        self.advantages = batch.advantages[sequences]
+        self.advantages = walk.batch.advantages[sequences]
         """Advantage of each sequence [s]."""
-        self.log_probs = log_probs[tokens]
+        self.log_probs = walk.log_probs[tokens]
         """log pi [n]; 0 where the token is not usable."""
         self.behavior_log_probs = recorded.behavior_log_probs[tokens]
         """log mu [n]."""
         self.usable: Tensor | None = None
         """1 for tokens whose log-ratios are finite [n]; None when all are."""
-        self.tokens = self.log_probs.shape[0]
+        self.tokens = tokens.stop - tokens.start
         """Number of tokens n."""
-        self.out = self.column() if out is None else out
+        self.out = self.column() if walk.out is None else walk.out[tokens]
         """Where a weight per token may be written [n]."""
+        self._bounded: dict[Part, LogRatio] = {}
         self._columns = self._log_ratios()
-        self._sums = {part: segment_sum(column, self.lengths) for part, column in self._columns.items()}
+        sums = walk.sums[:, sequences]
+        self._sums = dict(zip(walk.parts, sums, strict=True))
+        for part, column in self._columns.items():
+            self.segment_sum(column, out=self._sums[part])
         # One number that is not finite makes the sum of all so.
-        if not all(math.isfinite(float(sums.sum())) for sums in self._sums.values()):
+        if not math.isfinite(float(sums.sum())):
             self._take_out_unusable()
         if Part.TOTAL not in self._sums:
             self._sums[Part.TOTAL] = self._sums[Part.STALENESS] + self._sums[Part.CHIP]
-        self._bounded: dict[Part, LogRatio] = {}
-        self._clamped: Tensor | None = None
 
     @property
     def token_counts(self) -> Tensor:
         """Usable tokens of each sequence [s]."""
-        return self.lengths if self.usable is None else segment_sum(self.usable, self.lengths)
+        return self.lengths if self.usable is None else self.segment_sum(self.usable)
 
     @property
     def mean_log_prob(self) -> Tensor:
         """Mean of log pi over the usable tokens of each sequence [s]; 0 where there is none."""
-        return segment_sum(self.log_probs, self.lengths) / self.token_counts.clamp(min=1)
+        return self.segment_sum(self.log_probs) / self.token_counts.clamp(min=1)
 
     @property
     def constants(self) -> Tensor:
@@ -175,6 +185,18 @@ class View:
         """Log of the geometric mean of each sequence's token ratios [s]."""
         return LogRatio(self.product(part).values / self.token_counts.clamp(min=1), part)
 
+    def segment_sum(self, values: Tensor, out: Tensor | None = None) -> Tensor:
+        """Sum over each sequence [s] of a column per token [n]; written to `out` where one is given."""
+        return segment_sum(values, self.lengths, self._starts, out)
+
+    def window(self, values: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Keeps low <= value <= high [n], with bounds per sequence [s]."""
+        return sequence_window(values, low, high, self.lengths, self.column())
+
+    def hold(self, values: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Values held within bounds per sequence [s], in a column of their own [n]."""
+        return sequence_hold(values, low, high, self.lengths, self.column())
+
     def to_tokens(self, per_sequence: Tensor) -> Tensor:
         """Repeats one number per sequence [s] for each of its tokens [n]."""
         return to_tokens(per_sequence, self.lengths, self.tokens)
@@ -186,6 +208,9 @@ class View:
     def coefficients(self, weighed: Weighed) -> Tensor:
         """A method's decision as one column: per sequence [s], or per token in `out` [n]."""
         values, mask = weighed.weight.values, weighed.mask
+        if weighed.log_weight is not None:
+            beyond = weighed.log_weight.values.abs() > LOG_RATIO_BOUND
+            self._walk.clamped[self._sequences] = beyond
         if self.usable is not None:
             mask = self.usable if mask is None else self.per_token(mask) * self.usable
         if mask is not None and mask.shape == values.shape == self.lengths.shape:
@@ -195,22 +220,6 @@ class View:
         if values.shape == self.lengths.shape or values is self.out:
             return values
         return self.out.copy_(values)
-
-    def report(self, weighed: Weighed) -> dict[str, Tensor]:
-        """What is reported of each sequence whatever the method, by the names in `Coefficients`."""
-        clamped = self._clamped
-        if weighed.log_weight is not None:
-            clamped = weighed.log_weight.values.abs() > LOG_RATIO_BOUND
-        reported = {
-            "lengths": self.lengths,
-            "log_importance_ratio": self._sums[Part.TOTAL],
-            "unusable_tokens": self.lengths - self.token_counts.to(torch.int64),
-            "clamped": torch.zeros_like(self.lengths, dtype=torch.bool) if clamped is None else clamped,
-        }
-        if Part.CHIP in self._sums:
-            reported["staleness_log_ratio"] = self._sums[Part.STALENESS]
-            reported["chip_log_ratio"] = self._sums[Part.CHIP]
-        return reported
 
     def _require(self, part: Part) -> None:
         if part is not Part.TOTAL and part not in self._sums:
@@ -238,40 +247,27 @@ class View:
         self.log_probs = torch.where(usable, self.log_probs, 0.0)
         for part, column in self._columns.items():
             self._columns[part] = torch.where(usable, column, 0.0)
-            self._sums[part] = segment_sum(self._columns[part], self.lengths)
+            self.segment_sum(self._columns[part], out=self._sums[part])
+        self._walk.unusable_tokens[self._sequences] = self.lengths - self.token_counts.to(torch.int64)
 
     def _hold(self, column: Tensor, part: Part) -> LogRatio:
-        highest = float(column.amax())
-        if highest <= LOG_RATIO_BOUND and float(column.amin()) >= -LOG_RATIO_BOUND:
+        lowest, highest = map(float, column.aminmax())
+        if lowest >= -LOG_RATIO_BOUND and highest <= LOG_RATIO_BOUND:
             return LogRatio(column, part, bounded=True, highest=highest)
-        beyond = segment_max(column.abs(), self.lengths) > LOG_RATIO_BOUND
-        self._clamped = beyond if self._clamped is None else self._clamped | beyond
+        self._walk.clamped[self._sequences] |= segment_max(column.abs(), self.lengths) > LOG_RATIO_BOUND
         return LogRatio(column.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND), part, bounded=True)
 
 
-def views(batch: PreparedBatch, log_probs: Tensor, out: Tensor | None = None) -> Iterator[tuple[slice, View]]:
-    """Consecutive whole sequences of a batch, with the positions of their tokens.
-
-    Any cut gives the same numbers, so on a CPU the batch is walked in pieces that its cache holds.
-
-    Args:
-        batch: The prepared batch.
-        log_probs: log pi of each of its tokens [n].
-        out: Where weights per token may be written [n].
-    """
-    total = log_probs.shape[0]
-    per_view = TOKENS_PER_VIEW if log_probs.device.type == "cpu" else total
-    pieces = list(cuts(batch.recorded.lengths, total, per_view))
-    scratch = Scratch(log_probs, max(tokens.stop - tokens.start for _, tokens in pieces))
-    for sequences, tokens in pieces:
-        scratch.give_back()
-        view = View(batch, log_probs, tokens, sequences, scratch, None if out is None else out[tokens])
-        yield tokens, view
+def views(batch: PreparedBatch, log_probs: Tensor) -> Iterator[View]:
+    """The views of a batch, of log pi of each of its tokens [n]; each holds until the next one is asked for."""
+    return (view for _, view in Walk(batch, log_probs))
 
 
 def log_weights(batch: PreparedBatch, log_probs: Tensor) -> Tensor:
     """Log W of each sequence [s]; -inf where no token has a ratio."""
-    found = []
-    for _, view in views(batch, log_probs):
-        found.append(torch.where(view.token_counts > 0, view.product().values, -torch.inf))
-    return torch.cat(found)
+    return torch.cat(
+        [
+            torch.where(view.token_counts > 0, view.product().values, -torch.inf)
+            for view in views(batch, log_probs)
+        ]
+    )

@@ -44,7 +44,7 @@ class Vtrace(Estimator[VtraceOptions]):
         o = self.options
         total = view.log_ratio(Part.TOTAL)
         traces = LogRatio(torch.clamp(total.values, max=math.log(o.c_bar), out=view.column()), total.part)
-        log_weight = level.prefix_product(traces, view.lengths, view.column(), view.column(torch.float64))
+        log_weight = level.prefix_product(traces, view.lengths, view.column())
         if o.rho_bar != o.c_bar:
             log_weight.values.add_(total.values.clamp(max=math.log(o.rho_bar)) - traces.values)
         return Weighed(kernel.identity(log_weight, view.out))

@@ -1,6 +1,7 @@
 """From tokens to the level at which a method weighs: token, prefix, sequence product, geometric mean.
 
 On a CPU the segment operations go through numpy, whose segmented loops are vectorised and sum pairwise; torch's are not.
+Where numba is installed, compiled loops take fewer passes over the tokens.
 """
 
 from collections.abc import Iterator
@@ -10,32 +11,39 @@ import torch
 from torch import Tensor
 
 from hetero_rl.estimators.stages.edge import LogRatio
+from hetero_rl.estimators.stages.loops import compiled_loops
 
 __all__ = [
+    "Starts",
     "cuts",
     "finite_mean",
     "new_columns",
+    "over_root_of_position",
     "prefix_product",
-    "root_positions",
     "segment_max",
+    "segment_starts",
     "segment_sum",
     "to_tokens",
 ]
 
+Starts = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""Positions of the first entries of consecutive segments [s]."""
 
-def cuts(lengths: Tensor, tokens: int, size: int) -> Iterator[tuple[slice, slice]]:
+
+def cuts(starts: Starts, tokens: int, size: int) -> Iterator[tuple[slice, slice]]:
     """Consecutive whole sequences of about `size` tokens: their positions, and those of their tokens.
 
     Args:
-        lengths: Tokens of each sequence [s].
-        tokens: Their sum.
+        starts: Position of the first token of each sequence [s].
+        tokens: Tokens of all.
         size: Tokens of a piece; a sequence is never cut.
     """
-    ends = lengths.cumsum(0).cpu()
-    wanted = torch.arange(1, tokens // size + 1) * size
-    stops = sorted({*torch.searchsorted(ends, wanted, right=True).tolist(), ends.shape[0]} - {0})
-    edges = [0, *ends[[stop - 1 for stop in stops]].tolist()]
-    yield from zip(map(slice, [0, *stops[:-1]], stops), map(slice, edges[:-1], edges[1:]), strict=True)
+    wanted = np.arange(size, tokens, size)
+    firsts = sorted({0, *np.searchsorted(starts, wanted).tolist()} - {starts.shape[0]})
+    edges = [*starts[firsts].tolist(), tokens]
+    yield from zip(
+        map(slice, firsts, [*firsts[1:], starts.shape[0]]), map(slice, edges[:-1], edges[1:]), strict=True
+    )
 
 
 def new_columns(count: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -50,23 +58,37 @@ def new_columns(count: int, tokens: int, dtype: torch.dtype, device: torch.devic
     return torch.empty((count, tokens), dtype=dtype, device=device)
 
 
-def segment_sum(values: Tensor, lengths: Tensor) -> Tensor:
+def segment_starts(lengths: Tensor) -> Starts:
+    """Position of the first entry of each of the consecutive segments with these lengths [s], on the host."""
+    counts = lengths.cpu().numpy()
+    return counts.cumsum() - counts
+
+
+def segment_sum(
+    values: Tensor, lengths: Tensor, starts: Starts | None = None, out: Tensor | None = None
+) -> Tensor:
     """Sums [s] of consecutive segments of a flat column.
 
     Args:
         values: Column [n], float32 or float64.
         lengths: Segment lengths [s], int64, at least 1, adding up to n.
+        starts: `segment_starts` of the lengths, where they are known already.
+        out: Where the sums are written [s].
     """
-    if values.device.type == "cpu":
-        return torch.from_numpy(np.add.reduceat(values.numpy(), _starts(lengths)))
-    sums: Tensor = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
-    return sums
+    if values.device.type != "cpu":
+        sums: Tensor = torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
+        return sums if out is None else out.copy_(sums)
+    starts = segment_starts(lengths) if starts is None else starts
+    if out is None:
+        return torch.from_numpy(np.add.reduceat(values.numpy(), starts))
+    np.add.reduceat(values.numpy(), starts, out=out.numpy())
+    return out
 
 
 def segment_max(values: Tensor, lengths: Tensor) -> Tensor:
     """Largest number [s] of each segment of a column [n]; lengths as for `segment_sum`."""
     if values.device.type == "cpu":
-        return torch.from_numpy(np.maximum.reduceat(values.numpy(), _starts(lengths)))
+        return torch.from_numpy(np.maximum.reduceat(values.numpy(), segment_starts(lengths)))
     largest: Tensor = torch.segment_reduce(values, "max", lengths=lengths, unsafe=True)
     return largest
 
@@ -74,34 +96,34 @@ def segment_max(values: Tensor, lengths: Tensor) -> Tensor:
 def to_tokens(per_sequence: Tensor, lengths: Tensor, tokens: int) -> Tensor:
     """Repeats one number per sequence [s] for each of its tokens [n = tokens]."""
     if per_sequence.device.type == "cpu":
-        return torch.from_numpy(np.repeat(per_sequence.numpy(), lengths.numpy()))
+        return torch.from_numpy(per_sequence.numpy().repeat(lengths.numpy()))
     return torch.repeat_interleave(per_sequence, lengths, output_size=tokens)
 
 
-def root_positions(lengths: Tensor, out: Tensor) -> Tensor:
-    """Square root of each token's position in its sequence, from 1, in `out` [n]."""
+def over_root_of_position(values: Tensor, lengths: Tensor, out: Tensor) -> Tensor:
+    """Each number of a column [n] over the square root of its token's position in its sequence, from 1, in `out` [n]."""
     roots = torch.arange(1, int(lengths.max()) + 1, dtype=out.dtype, device=out.device).sqrt_()
-    if out.device.type == "cpu":
-        column = roots.numpy()
-        np.concatenate([column[:length] for length in lengths.tolist()], out=out.numpy())
-        return out
-    return torch.cat([roots[:length] for length in lengths.tolist()], out=out)
+    loops = compiled_loops(values)
+    if loops is None:
+        return torch.div(values, torch.cat([roots[:length] for length in lengths.tolist()]), out=out)
+    loops.over_roots(values.numpy(), roots.numpy(), lengths.numpy(), out.numpy())
+    return out
 
 
-def prefix_product(log_ratio: LogRatio, lengths: Tensor, out: Tensor, wide: Tensor) -> LogRatio:
-    """Log of the product of the token ratios up to and including each token.
+def prefix_product(log_ratio: LogRatio, lengths: Tensor, out: Tensor) -> LogRatio:
+    """Log of the product of the token ratios up to and including each token, summed in float64.
 
     Args:
         log_ratio: Log-ratio of each token [n].
         lengths: Tokens of each sequence [s].
         out: Where the result is written [n].
-        wide: A column to sum in [n], float64.
     """
-    running = wide.copy_(log_ratio.values)
-    # Each sequence's first entry takes back the sum of the sequence before, so one running sum starts over at each.
-    starts = (lengths.cumsum(0) - lengths)[1:]
-    running[starts] -= segment_sum(running, lengths)[:-1]
-    return LogRatio(out.copy_(running.cumsum_(0)), log_ratio.part)
+    values = log_ratio.values
+    loops = compiled_loops(values)
+    if loops is None:
+        return LogRatio(out.copy_(_running_sums(values, lengths)), log_ratio.part)
+    loops.running_sums(values.numpy(), lengths.numpy(), out.numpy())
+    return LogRatio(out, log_ratio.part)
 
 
 def finite_mean(values: Tensor, lengths: Tensor) -> Tensor:
@@ -113,7 +135,9 @@ def finite_mean(values: Tensor, lengths: Tensor) -> Tensor:
     return segment_sum(torch.where(finite, values, 0.0), lengths) / segment_sum(finite.to(values), lengths)
 
 
-def _starts(lengths: Tensor) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    starts = np.zeros(lengths.shape[0], dtype=np.int64)
-    np.cumsum(lengths.numpy()[:-1], out=starts[1:])
-    return starts
+def _running_sums(values: Tensor, lengths: Tensor) -> Tensor:
+    running = values.to(torch.float64, copy=True)
+    # Each sequence's first entry takes back the sum of the sequence before, so one running sum starts over at each.
+    starts = (lengths.cumsum(0) - lengths)[1:]
+    running[starts] -= segment_sum(running, lengths)[:-1]
+    return running.cumsum_(0)

@@ -10,19 +10,22 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from hetero_rl.estimators.stages.level import to_tokens
+from hetero_rl.estimators.stages.loops import compiled_loops
+
 __all__ = [
     "binary_chi_square",
     "binary_kl",
     "both",
     "choose",
     "clip_bounds",
-    "clip_scale",
     "log_margins",
     "probability_fall",
     "safe_log",
-    "scaled_clip",
     "second_moment",
     "second_moment_limit",
+    "sequence_hold",
+    "sequence_window",
     "window",
 ]
 
@@ -90,19 +93,6 @@ def clip_bounds(
     return lower, upper
 
 
-def clip_scale(advantages: Tensor, low: float, high: float) -> Tensor:
-    """Scale [s] with which a one-sided clip by the sign of A is one comparison: keep where value * scale <= 1.
-
-    Args:
-        advantages: Advantages [s].
-        low: Lower bound, at most 0; acts where A < 0. -inf never clips.
-        high: Upper bound, at least 0; acts where A > 0. inf never clips.
-    """
-    scale = torch.zeros_like(advantages)
-    scale.masked_fill_(advantages > 0, 1 / max(high, TINY))
-    return scale.masked_fill_(advantages < 0, 1 / min(low, -TINY))
-
-
 def safe_log(bound: float) -> float:
     """Log of a bound on a ratio; a bound of 0 never acts."""
     return math.log(bound) if bound > 0 else -math.inf
@@ -113,10 +103,35 @@ def log_margins(epsilon_low: float, epsilon_high: float) -> tuple[float, float]:
     return math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf, math.log1p(epsilon_high)
 
 
-def scaled_clip(values: Tensor, scale: Tensor) -> Tensor:
-    """Keeps value * scale <= 1 [n]; the scale, of the same shape, is used up."""
-    scaled = scale.mul_(values)
-    return torch.le(scaled, 1.0, out=scaled)
+def sequence_window(values: Tensor, low: Tensor, high: Tensor, lengths: Tensor, out: Tensor) -> Tensor:
+    """Keeps low <= value <= high, with bounds per sequence.
+
+    Args:
+        values: Column [n].
+        low: Lower bounds [s].
+        high: Upper bounds [s].
+        lengths: Tokens of each sequence [s].
+        out: Where the mask is written [n]; another column than `values`.
+    """
+    loops = compiled_loops(values)
+    if loops is None:
+        tokens = values.shape[0]
+        return window(values, to_tokens(low, lengths, tokens), to_tokens(high, lengths, tokens), out)
+    bounds = (bound.to(values.dtype).numpy() for bound in (low, high))
+    loops.window(values.numpy(), *bounds, lengths.numpy(), out.numpy())
+    return out
+
+
+def sequence_hold(values: Tensor, low: Tensor, high: Tensor, lengths: Tensor, out: Tensor) -> Tensor:
+    """Values held within bounds per sequence [n]; arguments as for `sequence_window`."""
+    loops = compiled_loops(values)
+    if loops is None:
+        tokens = values.shape[0]
+        held = torch.minimum(values, to_tokens(high, lengths, tokens), out=out)
+        return torch.maximum(held, to_tokens(low, lengths, tokens), out=out)
+    bounds = (bound.to(values.dtype).numpy() for bound in (low, high))
+    loops.hold(values.numpy(), *bounds, lengths.numpy(), out.numpy())
+    return out
 
 
 def probability_fall(behavior_log_probs: Tensor, ratio: Tensor, out: Tensor) -> Tensor:
@@ -126,15 +141,33 @@ def probability_fall(behavior_log_probs: Tensor, ratio: Tensor, out: Tensor) -> 
 
 
 def binary_kl(
-    behavior_log_probs: Tensor, log_ratio: Tensor, ratio: Tensor, out: tuple[Tensor, Tensor, Tensor]
+    behavior_log_probs: Tensor, log_ratio: Tensor, ratio: Tensor, out: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """KL(mu || pi) of "this token or any other" [n], from log mu, log pi/mu and pi/mu; in the first of `out`."""
+    """KL(mu || pi) of "this token or any other" [n], in the first of `out`; in nats.
+
+    It is -(mu log(pi/mu) + (1 - mu) log((1 - pi)/(1 - mu))), a mean of two log-ratios.
+
+    Args:
+        behavior_log_probs: log mu of each token [n].
+        log_ratio: log pi/mu [n].
+        ratio: pi/mu [n].
+        out: Two columns to work in [n].
+    """
     mu = torch.exp(behavior_log_probs, out=out[1])
-    divergence = torch.mul(mu, ratio, out=out[0])
-    torch.sub(1, divergence, out=divergence).clamp_(min=TINY)
-    others = torch.sub(1, mu, out=out[2]).clamp_(min=TINY)
-    torch.div(others, divergence, out=divergence).log_().mul_(others)
-    return divergence.addcmul_(mu, log_ratio, value=-1)
+    log_others = _others_ratio(mu, ratio, out[0]).log_()
+    return torch.lerp(log_others, log_ratio, mu, out=out[0]).neg_()
+
+
+def _others_ratio(mu: Tensor, ratio: Tensor, out: Tensor) -> Tensor:
+    """(1 - pi)/(1 - mu), neither below `TINY`."""
+    loops = compiled_loops(mu)
+    if loops is None:
+        others = torch.sub(1, torch.mul(mu, ratio, out=out), out=out).clamp_(min=TINY)
+        return others.div_((1 - mu).clamp_(min=TINY))
+    column = out.numpy()
+    one, tiny = column.dtype.type(1), column.dtype.type(TINY)
+    loops.others_ratio(mu.numpy(), ratio.numpy(), one, tiny, column)
+    return out
 
 
 def binary_chi_square(behavior_log_probs: Tensor, ratio: Tensor) -> Tensor:

@@ -138,9 +138,7 @@ def test_ctpo_widens_its_clip_with_the_square_root_of_the_prefix():
 
 def test_prefix_products_start_over_at_every_sequence_in_float32():
     log_ratio = LogRatio(torch.tensor([20.0] * 2000 + [0.125, -0.25]), Part.TOTAL)
-    prefix = prefix_product(
-        log_ratio, torch.tensor([2000, 2]), torch.empty(2002), torch.empty(2002).double()
-    ).values
+    prefix = prefix_product(log_ratio, torch.tensor([2000, 2]), torch.empty(2002)).values
     assert prefix[-2:].tolist() == [0.125, -0.125]
 
 
