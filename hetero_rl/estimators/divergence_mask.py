@@ -51,12 +51,9 @@ class DivergenceMask(Estimator[DivergenceMaskOptions]):
         log_ratio = view.log_ratio(Part.TOTAL)
         ratio = bounded_exp(log_ratio, view.column())
         if o.divergence == "kl":
-            divergence = masks.binary_kl(
-                view.behavior_log_probs,
-                log_ratio.values,
-                ratio,
-                (view.column(), view.column()),
-            )
+            divergence = masks.signed_binary_kl(
+                view.behavior_log_probs, log_ratio.values, ratio, (view.column(), view.column())
+            ).abs_()
         elif o.divergence == "chi_square":
             divergence = masks.binary_chi_square(view.behavior_log_probs, ratio)
         else:

@@ -61,8 +61,9 @@ class DppoTv(Estimator[DppoTvOptions]):
         ratio = kernel.identity(log_ratio, view.out)
         fallen = masks.probability_fall(view.behavior_log_probs, ratio.values, view.column())
         # A fall is a rise of -1 times its size.
-        keep = view.window(fallen, *masks.clip_bounds(-view.advantages, -o.delta, o.delta))
-        return Weighed(kernel.cap(log_ratio, ratio, o.clip_ratio_c), keep)
+        low, high = view.clip_bounds(-o.delta, o.delta)
+        keep = view.window(fallen, -high, -low)
+        return Weighed(kernel.cap(ratio, o.clip_ratio_c), keep)
 
 
 class DppoKl(Estimator[DppoKlOptions]):
@@ -81,12 +82,8 @@ class DppoKl(Estimator[DppoKlOptions]):
         o = self.options
         log_ratio = view.log_ratio(Part.TOTAL)
         ratio = kernel.identity(log_ratio, view.out)
-        divergence = masks.binary_kl(
-            view.behavior_log_probs,
-            log_ratio.values,
-            ratio.values,
-            (view.column(), view.column()),
+        moved = masks.signed_binary_kl(
+            view.behavior_log_probs, log_ratio.values, ratio.values, (view.column(), view.column())
         )
-        signed = divergence.copysign_(log_ratio.values)
-        keep = view.window(signed, *masks.clip_bounds(view.advantages, -o.delta, o.delta))
-        return Weighed(kernel.cap(log_ratio, ratio, o.clip_ratio_c), keep)
+        keep = view.window(moved, *view.clip_bounds(-o.delta, o.delta))
+        return Weighed(kernel.cap(ratio, o.clip_ratio_c), keep)

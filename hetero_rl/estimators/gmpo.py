@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.ppo import AnchorOptions
-from hetero_rl.estimators.stages import kernel, masks
+from hetero_rl.estimators.stages import kernel
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.aggregation import AggregationKind
 from hetero_rl.estimators.stages.edge import LogRatio
@@ -49,7 +49,7 @@ class Gmpo(Estimator[GmpoOptions]):
         """Clip of each log-ratio, then their mean."""
         o = self.options
         log_ratio = view.log_ratio(o.part)
-        bounds = masks.clip_bounds(view.advantages, -o.epsilon_low, o.epsilon_high)
+        bounds = view.clip_bounds(-o.epsilon_low, o.epsilon_high)
         held = view.hold(log_ratio.values, *bounds)
         log_s = LogRatio(view.segment_sum(held) / view.token_counts.clamp(min=1), log_ratio.part)
         keep = torch.eq(held, log_ratio.values, out=held)

@@ -55,7 +55,7 @@ class Luffy(Estimator[LuffyOptions]):
         shaped = kernel.expert_shape(view.log_probs, o.gamma)
         log_ratio = view.log_ratio(o.part)
         ratio = kernel.identity(log_ratio)
-        bounds = masks.clip_bounds(view.advantages, 1 - o.epsilon_low, 1 + o.epsilon_high, o.clip_ratio_c)
+        bounds = view.clip_bounds(1 - o.epsilon_low, 1 + o.epsilon_high, o.clip_ratio_c)
         kept = masks.window(ratio.values, *map(view.to_tokens, bounds))
         expert = view.to_tokens(view.expert)
         values = torch.where(expert, shaped.values, ratio.values)

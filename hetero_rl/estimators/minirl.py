@@ -47,6 +47,6 @@ class Minirl(Estimator[MinirlOptions]):
     def weigh(self, view: View) -> Weighed:
         """Capped ratio and clip mask."""
         o = self.options
-        bounds = masks.clip_bounds(view.advantages, *masks.log_margins(o.epsilon_low, o.epsilon_high))
+        bounds = view.clip_bounds(*masks.log_margins(o.epsilon_low, o.epsilon_high))
         keep = view.window(view.log_ratio(o.part).values, *bounds)
         return Weighed(kernel.truncate(view.log_ratio(Part.TOTAL), None, o.ratio_cap, view.out), keep)

@@ -67,7 +67,7 @@ class ClippedTokenRatio(Estimator[ClipOptionsT]):
         o = self.options
         log_ratio = view.log_ratio(o.part)
         dual = None if o.clip_ratio_c is None else math.log(o.clip_ratio_c)
-        bounds = masks.clip_bounds(view.advantages, *masks.log_margins(o.epsilon_low, o.epsilon_high), dual)
+        bounds = view.clip_bounds(*masks.log_margins(o.epsilon_low, o.epsilon_high), dual)
         keep = view.window(log_ratio.values, *bounds)
         return Weighed(kernel.identity(log_ratio, view.out), keep)
 

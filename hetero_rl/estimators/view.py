@@ -13,12 +13,19 @@ from torch import Tensor
 from hetero_rl.estimators.batch import PreparedBatch
 from hetero_rl.estimators.scratch import Scratch
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight
-from hetero_rl.estimators.stages.level import cuts, segment_max, segment_starts, segment_sum, to_tokens
-from hetero_rl.estimators.stages.masks import sequence_hold, sequence_window
+from hetero_rl.estimators.stages.level import (
+    cuts,
+    log_ratio_sums,
+    segment_max,
+    segment_starts,
+    segment_sum,
+    to_tokens,
+)
+from hetero_rl.estimators.stages.masks import clip_bounds, sequence_hold, sequence_window
 
 __all__ = ["TOKENS_PER_VIEW", "View", "Walk", "Weighed", "log_weights", "views"]
 
-TOKENS_PER_VIEW = 1 << 19
+TOKENS_PER_VIEW = 1 << 18
 """Tokens that are weighed at once on a CPU: few enough for its cache, enough to outweigh the calls."""
 
 
@@ -62,6 +69,7 @@ class Walk:
         """Whether a log-ratio of the sequence was held within bounds before `exp` [S]."""
         self.starts = segment_starts(recorded.lengths)
         """Position of the first token of each sequence [S]."""
+        self._clip_bounds: dict[tuple[float | None, ...], tuple[Tensor, Tensor]] = {}
 
     def __iter__(self) -> "Iterator[tuple[slice, View]]":
         """Consecutive whole sequences, with the positions of their tokens; a view holds until the next one is asked for."""
@@ -72,6 +80,16 @@ class Walk:
         for sequences, tokens in pieces:
             scratch.give_back()
             yield tokens, View(self, sequences, tokens, scratch)
+
+    def clip_bounds(
+        self, sequences: slice, low: float | None, high: float | None, dual: float | None
+    ) -> tuple[Tensor, Tensor]:
+        """`masks.clip_bounds` of some sequences, found for all of them when first asked for."""
+        key = (low, high, dual)
+        if key not in self._clip_bounds:
+            self._clip_bounds[key] = clip_bounds(self.batch.advantages, low, high, dual)
+        lowest, highest = self._clip_bounds[key]
+        return lowest[sequences], highest[sequences]
 
     def report(self) -> dict[str, Tensor]:
         """What the views found, by the names in `Coefficients`."""
@@ -119,11 +137,13 @@ class View:
         self.out = self.column() if walk.out is None else walk.out[tokens]
         """Where a weight per token may be written [n]."""
         self._bounded: dict[Part, LogRatio] = {}
-        self._columns = self._log_ratios()
         sums = walk.sums[:, sequences]
         self._sums = dict(zip(walk.parts, sums, strict=True))
-        for part, column in self._columns.items():
-            self.segment_sum(column, out=self._sums[part])
+        self._columns: dict[Part, Tensor] = {}
+        self._within: dict[Part, bool | None] = {}
+        for part, (first, second) in self._edges().items():
+            column = self._columns[part] = self.column()
+            self._within[part] = log_ratio_sums(first, second, self.lengths, column, self._sums[part])
         # One number that is not finite makes the sum of all so.
         if not math.isfinite(float(sums.sum())):
             self._take_out_unusable()
@@ -169,7 +189,7 @@ class View:
         if part not in self._bounded:
             self._require(part)
             if part not in self._columns:
-                total = self._difference(self.log_probs, self.behavior_log_probs)
+                total = torch.sub(self.log_probs, self.behavior_log_probs, out=self.column())
                 self._columns[part] = (
                     total if self.usable is None else torch.where(self.usable > 0, total, 0.0)
                 )
@@ -188,6 +208,12 @@ class View:
     def segment_sum(self, values: Tensor, out: Tensor | None = None) -> Tensor:
         """Sum over each sequence [s] of a column per token [n]; written to `out` where one is given."""
         return segment_sum(values, self.lengths, self._starts, out)
+
+    def clip_bounds(
+        self, low: float | None, high: float | None, dual: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Bounds of each sequence [s] inside which a clipped surrogate has a gradient; see `masks.clip_bounds`."""
+        return self._walk.clip_bounds(self._sequences, low, high, dual)
 
     def window(self, values: Tensor, low: Tensor, high: Tensor) -> Tensor:
         """Keeps low <= value <= high [n], with bounds per sequence [s]."""
@@ -228,18 +254,12 @@ class View:
                 'estimator.recompute_old_log_probs = "always", or its options so that it uses pi/mu'
             )
 
-    def _log_ratios(self) -> dict[Part, Tensor]:
-        recorded = self._batch.recorded
-        if recorded.old_log_probs is None:
-            return {Part.TOTAL: self._difference(self.log_probs, self.behavior_log_probs)}
-        old = recorded.old_log_probs[self._tokens]
-        return {
-            Part.STALENESS: self._difference(self.log_probs, old),
-            Part.CHIP: self._difference(old, self.behavior_log_probs),
-        }
-
-    def _difference(self, first: Tensor, second: Tensor) -> Tensor:
-        return torch.sub(first, second, out=self.column())
+    def _edges(self) -> dict[Part, tuple[Tensor, Tensor]]:
+        old = self._batch.recorded.old_log_probs
+        if old is None:
+            return {Part.TOTAL: (self.log_probs, self.behavior_log_probs)}
+        old = old[self._tokens]
+        return {Part.STALENESS: (self.log_probs, old), Part.CHIP: (old, self.behavior_log_probs)}
 
     def _take_out_unusable(self) -> None:
         usable = torch.stack([column.isfinite() for column in self._columns.values()]).all(0)
@@ -247,13 +267,17 @@ class View:
         self.log_probs = torch.where(usable, self.log_probs, 0.0)
         for part, column in self._columns.items():
             self._columns[part] = torch.where(usable, column, 0.0)
+            self._within[part] = None
             self.segment_sum(self._columns[part], out=self._sums[part])
         self._walk.unusable_tokens[self._sequences] = self.lengths - self.token_counts.to(torch.int64)
 
     def _hold(self, column: Tensor, part: Part) -> LogRatio:
-        lowest, highest = map(float, column.aminmax())
-        if lowest >= -LOG_RATIO_BOUND and highest <= LOG_RATIO_BOUND:
-            return LogRatio(column, part, bounded=True, highest=highest)
+        within = self._within.get(part)
+        if within is None:
+            lowest, highest = map(float, column.aminmax())
+            within = lowest >= -LOG_RATIO_BOUND and highest <= LOG_RATIO_BOUND
+        if within:
+            return LogRatio(column, part, bounded=True)
         self._walk.clamped[self._sequences] |= segment_max(column.abs(), self.lengths) > LOG_RATIO_BOUND
         return LogRatio(column.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND), part, bounded=True)
 

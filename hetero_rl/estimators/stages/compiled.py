@@ -12,19 +12,46 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
-__all__ = ["hold", "others_ratio", "over_roots", "running_sums", "window"]
+__all__ = ["differences", "hold", "others_ratio", "over_roots", "running_sums", "signed_binary_kl", "window"]
 
 _Floats = np.ndarray[tuple[int], np.dtype[np.floating[Any]]]
 _Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
-_Function = TypeVar("_Function", bound=Callable[..., None])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 U = np.uint64
 
 
 def _loop(function: _Function) -> _Function:
-    # No loop allocates, so none needs numba's own memory management.
-    compiled: _Function = numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy")(function)
+    # No loop allocates, so none needs numba's own memory management. Sums may be taken in any order, and so in parallel.
+    compiled: _Function = numba.njit(
+        cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath={"reassoc"}
+    )(function)
     return compiled
+
+
+@_loop
+def differences(
+    first: _Floats,
+    second: _Floats,
+    lengths: _Integers,
+    bound: np.floating[Any],
+    out: _Floats,
+    sums: _Floats,
+) -> bool:
+    """First minus second, their sums over each sequence [s], and whether all lie within +-`bound`."""
+    start = U(0)
+    beyond = 0
+    for sequence in range(lengths.shape[0]):
+        stop = start + U(lengths[sequence])
+        total = bound - bound  # zero, in its data type
+        for position in range(start, stop):
+            value = first[position] - second[position]
+            out[position] = value
+            total += value
+            beyond += (value > bound) | (value < -bound)
+        sums[sequence] = total
+        start = stop
+    return beyond == 0
 
 
 @_loop
@@ -84,3 +111,14 @@ def others_ratio(
     for position in range(U(mu.shape[0])):
         others = one - mu[position] * ratio[position]
         out[position] = max(others, tiny) / max(one - mu[position], tiny)
+
+
+@_loop
+def signed_binary_kl(
+    mu: _Floats, log_ratio: _Floats, log_others: _Floats, one: np.floating[Any], out: _Floats
+) -> None:
+    """-(mu * log_ratio + (1 - mu) * log_others), with the sign of log_ratio."""
+    for position in range(U(mu.shape[0])):
+        moved = log_ratio[position]
+        mean = mu[position] * moved + (one - mu[position]) * log_others[position]
+        out[position] = abs(mean) if moved >= 0 else -abs(mean)

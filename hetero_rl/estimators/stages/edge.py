@@ -9,7 +9,6 @@ two weights together and refuses a part that both hold, so that no part can be c
 
 import dataclasses
 import enum
-import math
 
 import torch
 from torch import Tensor
@@ -39,8 +38,6 @@ class LogRatio:
     part: Part
     bounded: bool = False
     """Whether every value is known to lie within +-`LOG_RATIO_BOUND`."""
-    highest: float = math.inf
-    """A number that no value exceeds: what is held below it needs no look at the values."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """Weight kernels and shapers: from a log-ratio to the weight of a token or sequence. Detached, finite for any input."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -34,13 +32,12 @@ def truncate(log_ratio: LogRatio, low: float | None, high: float | None, out: Te
     weight = identity(log_ratio, out)
     if low is not None:
         weight.values.clamp_(min=low)
-    return weight if high is None else cap(log_ratio, weight, high)
+    return weight if high is None else cap(weight, high)
 
 
-def cap(log_ratio: LogRatio, weight: Weight, high: float) -> Weight:
-    """The weight that was made of a log-ratio, held below `high` in place."""
-    if high <= 0 or log_ratio.highest > math.log(high):
-        weight.values.clamp_(max=high)
+def cap(weight: Weight, high: float) -> Weight:
+    """The weight, held below `high` in place."""
+    weight.values.clamp_(max=high)
     return weight
 
 

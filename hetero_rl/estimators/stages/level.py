@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetero_rl.estimators.stages.edge import LogRatio
+from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio
 from hetero_rl.estimators.stages.loops import compiled_loops
 
 __all__ = [
     "Starts",
     "cuts",
     "finite_mean",
+    "log_ratio_sums",
     "new_columns",
     "over_root_of_position",
     "prefix_product",
@@ -83,6 +84,30 @@ def segment_sum(
         return torch.from_numpy(np.add.reduceat(values.numpy(), starts))
     np.add.reduceat(values.numpy(), starts, out=out.numpy())
     return out
+
+
+def log_ratio_sums(first: Tensor, second: Tensor, lengths: Tensor, out: Tensor, sums: Tensor) -> bool | None:
+    """Forms log-ratios and adds them up.
+
+    Args:
+        first: Log of the numerator [n].
+        second: Log of the denominator [n].
+        lengths: Tokens of each sequence [s].
+        out: Where first - second is written [n].
+        sums: Where its sum over each sequence is written [s].
+
+    Returns:
+        Whether all lie within +-`LOG_RATIO_BOUND`; None where that takes another pass.
+    """
+    loops = compiled_loops(out)
+    if loops is None:
+        segment_sum(torch.sub(first, second, out=out), lengths, out=sums)
+        return None
+    column, bound = out.numpy(), out.numpy().dtype.type(LOG_RATIO_BOUND)
+    within: bool = loops.differences(
+        first.numpy(), second.numpy(), lengths.numpy(), bound, column, sums.numpy()
+    )
+    return within
 
 
 def segment_max(values: Tensor, lengths: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from hetero_rl.estimators.stages.loops import compiled_loops
 
 __all__ = [
     "binary_chi_square",
-    "binary_kl",
     "both",
     "choose",
     "clip_bounds",
@@ -26,6 +25,7 @@ __all__ = [
     "second_moment_limit",
     "sequence_hold",
     "sequence_window",
+    "signed_binary_kl",
     "window",
 ]
 
@@ -140,12 +140,12 @@ def probability_fall(behavior_log_probs: Tensor, ratio: Tensor, out: Tensor) -> 
     return mu.addcmul_(mu, ratio, value=-1)
 
 
-def binary_kl(
+def signed_binary_kl(
     behavior_log_probs: Tensor, log_ratio: Tensor, ratio: Tensor, out: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """KL(mu || pi) of "this token or any other" [n], in the first of `out`; in nats.
+    """KL(mu || pi) of "this token or any other" in nats, with the sign of pi - mu [n]; in the first of `out`.
 
-    It is -(mu log(pi/mu) + (1 - mu) log((1 - pi)/(1 - mu))), a mean of two log-ratios.
+    KL = -(mu log(pi/mu) + (1 - mu) log((1 - pi)/(1 - mu))), a weighted mean of two log-ratios.
 
     Args:
         behavior_log_probs: log mu of each token [n].
@@ -153,21 +153,18 @@ def binary_kl(
         ratio: pi/mu [n].
         out: Two columns to work in [n].
     """
-    mu = torch.exp(behavior_log_probs, out=out[1])
-    log_others = _others_ratio(mu, ratio, out[0]).log_()
-    return torch.lerp(log_others, log_ratio, mu, out=out[0]).neg_()
-
-
-def _others_ratio(mu: Tensor, ratio: Tensor, out: Tensor) -> Tensor:
-    """(1 - pi)/(1 - mu), neither below `TINY`."""
+    divergence, mu = out[0], torch.exp(behavior_log_probs, out=out[1])
     loops = compiled_loops(mu)
     if loops is None:
-        others = torch.sub(1, torch.mul(mu, ratio, out=out), out=out).clamp_(min=TINY)
-        return others.div_((1 - mu).clamp_(min=TINY))
-    column = out.numpy()
+        others = torch.addcmul(torch.ones_like(mu), mu, ratio, value=-1, out=divergence).clamp_(min=TINY)
+        log_others = others.div_((1 - mu).clamp_(min=TINY)).log_()
+        return torch.lerp(log_others, log_ratio, mu, out=divergence).copysign_(log_ratio)
+    column = divergence.numpy()
     one, tiny = column.dtype.type(1), column.dtype.type(TINY)
     loops.others_ratio(mu.numpy(), ratio.numpy(), one, tiny, column)
-    return out
+    divergence.log_()
+    loops.signed_binary_kl(mu.numpy(), log_ratio.numpy(), column, one, column)
+    return divergence
 
 
 def binary_chi_square(behavior_log_probs: Tensor, ratio: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from hetero_rl.estimators import (
     surrogate_loss,
     view,
 )
+from hetero_rl.estimators.stages import level, loops, masks
 
 PRESETS = list_estimators()
 NOT_ONE_ON_POLICY = {
@@ -271,3 +272,34 @@ def test_rewards_and_log_probabilities_may_differ_in_precision(name, rewards, co
         token_lags=torch.ones_like(log_probs).to(torch.int64),
     )
     assert gradient(preset(name), recorded, log_probs).dtype == getattr(torch, columns)
+
+
+VARIANTS = [
+    *((name, {}) for name in PRESETS),
+    ("grpo", {"clip_ratio_c": 1.2}),
+    ("grpo", {"anchor": "old"}),
+    ("divergence_mask", {"divergence": "kl"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_what_is_compiled_says_the_same_as_torch(name, options, make_recorded, monkeypatch):
+    recorded, log_probs = make_recorded(max_new_tokens=12, shift=0.3)
+    recorded = dataclasses.replace(
+        recorded,
+        old_log_probs=recorded.behavior_log_probs + 0.01,
+        token_lags=torch.ones_like(log_probs).to(torch.int64),
+    )
+    log_probs[3] += 25.0  # out of bounds
+    compiled = coefficients_of(preset(name, **options), recorded, log_probs)
+    assert loops.compiled_loops(log_probs) is not None
+    for module in (level, masks):
+        monkeypatch.setattr(module, "compiled_loops", lambda _: None)
+    plain = coefficients_of(preset(name, **options), recorded, log_probs)
+    torch.testing.assert_close(compiled.values, plain.values)
+    torch.testing.assert_close(compiled.log_importance_ratio, plain.log_importance_ratio)
+    assert torch.equal(compiled.clamped, plain.clamped)
+
+
+def coefficients_of(estimator, recorded, log_probs):
+    return estimator.coefficients(prepare(estimator, recorded, log_probs), log_probs)
