@@ -62,7 +62,8 @@ def new_columns(count: int, tokens: int, dtype: torch.dtype, device: torch.devic
 def segment_starts(lengths: Tensor) -> Starts:
     """Position of the first entry of each of the consecutive segments with these lengths [s], on the host."""
     counts = lengths.cpu().numpy()
-    return counts.cumsum() - counts
+    starts: Starts = counts.cumsum() - counts
+    return starts
 
 
 def segment_sum(
