@@ -81,6 +81,7 @@ def hub_settings(config: Config) -> HubSettings:
         missed_heartbeats=config.hub.missed_heartbeats,
         retained_sequences=config.hub.retained_sequences,
         max_message_bytes=config.hub.max_message_bytes,
+        split_groups=config.placement.split_groups,
         queue_steps=-(-config.trainer.prefetch_groups // groups_per_step),
     )
 

@@ -51,6 +51,8 @@ class HubSettings:
     max_message_bytes: int = 8 * 2**20
     queue_steps: int = 0
     """Optimizer steps of training groups kept in the queue at least; the run's max_lag is added. 0 derives it."""
+    split_groups: bool = False
+    """Whether the completions of a training group may go to several backends."""
     blob_grace: float = 600.0
     """How long a weight blob that somebody asked for is kept."""
     unnamed_grace: float = 3600.0
@@ -87,6 +89,8 @@ class Liveness:
     loaded: dict[str, int] = dataclasses.field(default_factory=dict)
     """Weight version that each worker last said to have loaded."""
     trainer_connected: bool = False
+    withheld: bool = False
+    """Whether a worker was refused work that is there; it is told when a lease ends."""
 
 
 class HubContext:

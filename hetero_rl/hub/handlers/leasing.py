@@ -1,12 +1,14 @@
 """Leases: which work a worker gets, how long it keeps it, and how it comes back."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from hetero_rl.errors import InvalidMessageError
 from hetero_rl.hub.handlers.admission import required_step
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.handlers.identity import current_worker
+from hetero_rl.hub.handlers.placement import Parts, measured_workers, open_share
 from hetero_rl.hub.handlers.scoring import is_score_lease, lease_scores, release_score
 from hetero_rl.hub.stores.records import (
     GroupRow,
@@ -30,6 +32,7 @@ from hetero_rl.wire.messages import (
 __all__ = ["expire_leases", "lease_work", "release_leases"]
 
 _MOST_LEASES = 64  # per call
+_MOST_SHARED = 256  # queued groups that are looked at to share them out
 
 _STATE_REASONS = {
     WorkerState.DRAINING: NoWorkReason.DRAINING,
@@ -74,13 +77,13 @@ def lease_work(
     context.liveness.loaded[identity.worker_name] = loaded_weight_version
     run = context.known_run()
     reason = _state_reason(context, run, worker)
-    rows: list[GroupRow] = []
+    chosen: list[_Chosen] = []
     scores: list[Lease] = []
     if reason is None:
         scores = lease_scores(context, worker, loaded_weight_version)
         loaded = context.store.version(loaded_weight_version)
-        rows, reason = _choose(context, run, worker, loaded, free_sequences)
-    leases = (*scores, *(_grant(context, worker, row, loaded_weight_version) for row in rows))
+        chosen, reason = _choose(context, run, worker, loaded, free_sequences)
+    leases = (*scores, *(_grant(context, worker, choice, loaded_weight_version) for choice in chosen))
     return LeaseGrant(
         leases=leases,
         no_work_reason=None if leases or reason is None else reason.reason,
@@ -101,28 +104,86 @@ def _state_reason(context: HubContext, run: RunRecord, worker: WorkerRow) -> _No
     return None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A group, or a part of one, that a worker gets."""
+
+    row: GroupRow
+    indices: tuple[int, ...]
+    shared: bool = False
+    """Whether somebody else works on another part."""
+
+
 def _choose(
     context: HubContext, run: RunRecord, worker: WorkerRow, loaded: VersionRow | None, free_sequences: int
-) -> tuple[list[GroupRow], _NoWork]:
+) -> tuple[list[_Chosen], _NoWork]:
     """The first groups of both queues that fit into the credits and that the loaded weights may start, in order."""
     gate = _Gate(run.request.groups_per_step, run.request.max_lag, loaded, context.store.versions())
     most_leases = _most_leases(context, run)
-    chosen: list[GroupRow] = []
+    parts = Parts(context, worker)
+    chosen: list[_Chosen] = []
     idle = not context.store.leases(worker.request.worker_name)
     obstacle = None
     for purpose in (Purpose.EVALUATION, Purpose.TRAIN):
         most = min(most_leases - len(chosen), max(1, free_sequences))
-        for row in context.store.queued_groups(purpose, most):
-            obstacle = gate.obstacle(row)
-            missing = row.group_size - row.stored
-            if obstacle is not None or (missing > free_sequences and (chosen or not idle)):
-                break
-            free_sequences -= missing
-            chosen.append(row)
+        if purpose is Purpose.TRAIN:
+            free_sequences = _fair(context, worker, gate, free_sequences, idle=idle and not chosen)
+        taken, obstacle = _fitting(context, purpose, most, gate, parts, free_sequences, idle and not chosen)
+        free_sequences -= sum(len(choice.indices) for choice in taken)
+        chosen += taken
         # Evaluation under weights that are yet to be published does not hold up training; anything else does.
         if obstacle is not None and obstacle.reason is not NoWorkReason.STALENESS_GATE:
             break
     return chosen, obstacle or _NoWork(NoWorkReason.QUEUE_EMPTY)
+
+
+def _fitting(
+    context: HubContext,
+    purpose: Purpose,
+    most: int,
+    gate: "_Gate",
+    parts: Parts,
+    room: int,
+    idle: bool,
+) -> tuple[list[_Chosen], _NoWork | None]:
+    """What of one queue fits into the room, in order, and what stands in the way of the next one."""
+    chosen: list[_Chosen] = []
+    second_best: GroupRow | None = None
+    obstacle = None
+    for row in context.store.queued_groups(purpose, most):
+        obstacle = gate.obstacle(row)
+        if obstacle is not None:
+            break
+        if parts.avoided(row):
+            context.liveness.withheld = True
+            second_best = second_best or row
+            continue
+        indices = parts.of(row)
+        if len(indices) > room and (chosen or not idle):
+            break
+        room -= len(indices)
+        chosen.append(_Chosen(row, indices, parts.shared(row)))
+    # A group that another backend should complete is still better than nothing to do.
+    if not chosen and second_best is not None and idle:
+        chosen.append(_Chosen(second_best, parts.of(second_best), parts.shared(second_best)))
+    return chosen, obstacle
+
+
+def _fair(context: HubContext, worker: WorkerRow, gate: "_Gate", room: int, *, idle: bool) -> int:
+    """The room that a worker's share of the open work leaves; a first group is never refused to an idle one."""
+    measured = measured_workers(context)
+    if len(measured) < 2 or worker.request.worker_name not in measured:
+        return room
+    startable = 0
+    for row in context.store.queued_groups(Purpose.TRAIN, _MOST_SHARED):
+        if gate.obstacle(row) is not None:
+            break
+        startable += row.group_size - row.stored
+    share = open_share(context, worker, measured, startable)
+    if share >= room:
+        return room
+    context.liveness.withheld = True
+    return max(1 if idle else 0, math.ceil(share))
 
 
 def _most_leases(context: HubContext, run: RunRecord) -> int:
@@ -167,10 +228,10 @@ def _serves(version: VersionRow, step: int, min_weight_version: int) -> bool:
     return not version.abandoned and version.step >= step and version.version >= min_weight_version
 
 
-def _grant(context: HubContext, worker: WorkerRow, row: GroupRow, loaded_weight_version: int) -> Lease:
+def _grant(context: HubContext, worker: WorkerRow, choice: _Chosen, loaded_weight_version: int) -> Lease:
+    row = choice.row
     group = context.store.prompt_group(row.group_id)
     loaded = context.store.version(loaded_weight_version)
-    stored = context.store.stored_indices(row.group_id)
     lease = LeaseRow(
         lease_id=f"{row.group_id}.{row.attempts}",
         group_id=row.group_id,
@@ -178,15 +239,19 @@ def _grant(context: HubContext, worker: WorkerRow, row: GroupRow, loaded_weight_
         worker_epoch=worker.worker_epoch,
         attempt=row.attempts,
         min_weight_version=loaded_weight_version,
-        sample_indices=tuple(index for index in range(row.group_size) if index not in stored),
+        sample_indices=choice.indices,
     )
+    whole = len(Parts(context, worker).missing(row)) == len(choice.indices)
     context.store.add_lease(lease)
     context.store.put_group(
         dataclasses.replace(
             row,
-            state=GroupState.LEASED,
+            state=GroupState.LEASED if whole else GroupState.QUEUED,
             attempts=row.attempts + 1,
-            admitted_step=max(row.admitted_step, loaded.step if loaded else 0),
+            # While another part runs that older weights began, the group's oldest token may be theirs.
+            admitted_step=row.admitted_step
+            if choice.shared
+            else max(row.admitted_step, loaded.step if loaded else 0),
         )
     )
     context.liveness.lease_ends[lease.lease_id] = context.clock.monotonic() + context.settings.lease_seconds

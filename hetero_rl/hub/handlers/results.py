@@ -138,6 +138,21 @@ def _sequence_rows(context: HubContext, batch: TrajectoryBatch) -> list[Sequence
     return rows
 
 
+def _part_is_whole(context: HubContext, lease: LeaseRow, row: GroupRow) -> bool:
+    """Whether a lease of a part of its group has brought all that it was to bring."""
+    if len(lease.sample_indices) == row.group_size:
+        return False
+    return context.store.stored_indices(row.group_id).issuperset(lease.sample_indices)
+
+
+def _end_lease(context: HubContext, lease: LeaseRow) -> None:
+    context.store.remove_lease(lease.lease_id)
+    context.liveness.lease_ends.pop(lease.lease_id, None)
+    if context.liveness.withheld:
+        context.liveness.withheld = False
+        context.notify(Topic.WORK)
+
+
 def _advance(
     context: HubContext, lease: LeaseRow, row: GroupRow, sequences: list[SequenceRow], *, final: bool
 ) -> None:
@@ -151,9 +166,10 @@ def _advance(
     state = row.state
     if stored == row.group_size:
         state = GroupState.FINISHED
-        context.store.remove_lease(lease.lease_id)
-        context.liveness.lease_ends.pop(lease.lease_id, None)
+        _end_lease(context, lease)
         context.notify(Topic.RESULTS)
+    elif _part_is_whole(context, lease, row):
+        _end_lease(context, lease)
     elif final:
         soon = context.clock.monotonic() + context.settings.heartbeat_seconds
         context.liveness.lease_ends[lease.lease_id] = soon
