@@ -38,21 +38,25 @@ def init(
         ),
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="How long the authority lasts.")] = 3650,
+    bundles: Annotated[
+        Path | None, typer.Option("--bundles", metavar="DIR", help="Where the bundles go; DIR if not given.")
+    ] = None,
 ) -> None:
     """Make an authority, and the bundles of the hub and the trainer."""
     from hetero_rl.deploy.authority import Authority
 
     _need_cryptography()
     authority = Authority.create(directory, days)
+    place = bundles or directory
     hosts = ["localhost", "127.0.0.1", *(hub_host or ())]
     for name, role, names in (("hub", Role.HUB, hosts), ("trainer", Role.TRAINER, [])):
-        path = directory / f"{name}.credentials"
+        path = place / f"{name}.credentials"
         write_bundle(authority.issue(name, role, names, min(days, 365)), path)
         typer.echo(f"wrote {path}")
     typer.echo(
-        f"\nHub:      hetero-rl hub --set security.credentials={directory}/hub.credentials"
+        f"\nHub:      hetero-rl hub --set security.credentials={place}/hub.credentials"
         f" --set security.registry={authority.registry} --set hub.listen=0.0.0.0:7077"
-        f"\nTrainer:  hetero-rl train ... --set security.credentials={directory}/trainer.credentials"
+        f"\nTrainer:  hetero-rl train ... --set security.credentials={place}/trainer.credentials"
         f"\nA worker: hetero-rl certs issue ascend-0 --dir {directory}"
     )
     if not hub_host:

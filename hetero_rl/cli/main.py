@@ -5,11 +5,12 @@ import platform
 import typer
 
 import hetero_rl
-from hetero_rl.cli import bench, calibrate, certs, config, estimators, weights
+from hetero_rl.cli import bench, calibrate, certs, cluster, config, estimators, weights
 from hetero_rl.cli.backends import backends
 from hetero_rl.cli.doctor import doctor
 from hetero_rl.cli.eval import evaluate
 from hetero_rl.cli.export import export
+from hetero_rl.cli.health import health
 from hetero_rl.cli.hub import hub
 from hetero_rl.cli.relay import relay
 from hetero_rl.cli.reporting import ReportingGroup
@@ -49,12 +50,14 @@ app.command()(samples)
 app.command("eval")(evaluate)
 app.command()(export)
 app.command()(hub)
+app.command()(health)
 app.command()(worker)
 app.command()(relay)
 app.command()(backends)
 app.command()(doctor)
 app.add_typer(estimators.app, name="estimators")
 app.add_typer(certs.app, name="certs")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(bench.app, name="bench")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(config.app, name="config")

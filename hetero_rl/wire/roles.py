@@ -21,7 +21,7 @@ class Role(enum.StrEnum):
     """What a holder of credentials may do in a run."""
 
     HUB = "hub"
-    """Is called; calls nobody."""
+    """Is called; asks nothing but its own health."""
     TRAINER = "trainer"
     """Owns the run and may call every method; starts workers of its own under any name."""
     WORKER = "worker"
@@ -99,7 +99,7 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     "/hetero_rl.v1.FleetService/ReadmitWorker": _OPERATORS,
     "/hetero_rl.v1.FleetService/RequestCalibration": _OPERATORS,
     "/hetero_rl.v1.FleetService/GetScore": _OPERATORS,
-    "/grpc.health.v1.Health/Check": _EVERYBODY,
+    "/grpc.health.v1.Health/Check": frozenset(Role),
     "/grpc.health.v1.Health/Watch": _EVERYBODY,
 }
 """Roles of every method of the hub, by full name."""

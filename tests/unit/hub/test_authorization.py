@@ -118,8 +118,8 @@ def test_the_table_names_every_method_and_no_other():
     assert set(METHOD_ROLES) == {*METHODS, *HEALTH}
 
 
-def test_nobody_is_called_with_a_hubs_certificate():
-    assert not any(Role.HUB in roles for roles in METHOD_ROLES.values())
+def test_a_hubs_certificate_asks_for_health_and_nothing_else():
+    assert [method for method, roles in METHOD_ROLES.items() if Role.HUB in roles] == [HEALTH[0]]
 
 
 @pytest.mark.asyncio

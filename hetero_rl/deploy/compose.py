@@ -1,0 +1,176 @@
+"""Compose files: the one for any host, with profiles, and one per host of an inventory. Pure functions to plain data and text."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hetero_rl import __version__
+from hetero_rl.deploy.inventory import Host, Inventory
+from hetero_rl.deploy.needs import ContainerNeeds
+from hetero_rl.deploy.services import (
+    HUB_PORT,
+    RELAY_PORT,
+    Place,
+    Service,
+    credentials_service,
+    hub_service,
+    relay_service,
+    trainer_service,
+    worker_service,
+)
+from hetero_rl.errors import ConfigError
+from hetero_rl.worker.backend import Backend
+
+__all__ = ["compose_for_any_host", "compose_for_host", "env_for_host", "to_yaml"]
+
+Compose = dict[str, Any]
+_VENDORS = ("cuda", "rocm", "ascend")
+_USER = "${HETERO_RL_UID:-1000}:${HETERO_RL_GID:-1000}"
+
+
+def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
+    """`docker/compose.yaml`: each role and vendor behind a profile, settings from `.env`.
+
+    Args:
+        backends: Installed backends by name; cuda, rocm and ascend must be among them.
+    """
+    ready = {"credentials": "service_completed_successfully"}
+    served = {**ready, "hub": "service_healthy"}
+    own = Place(profiles=("hub", "cpu"))
+    services: dict[str, Service] = {
+        "credentials": credentials_service(own),
+        "hub": hub_service(
+            Place(profiles=("hub", "cpu"), depends_on=ready),
+            publish=f"${{HETERO_RL_HUB_PORT:-{HUB_PORT}}}:{HUB_PORT}",
+            runs="runs",
+            registry="/authority/registry.json",
+            authority="authority",
+        ),
+        "trainer": trainer_service(
+            Place(profiles=("trainer",), depends_on=served),
+            runs="runs",
+            configuration="${HETERO_RL_CONFIG:-/configs/quickstart.toml}",
+            needs=_needs(backends, "cuda"),
+            devices=("${HETERO_RL_TRAINER_DEVICE:-0}",),
+        ),
+        "trainer-cpu": trainer_service(
+            Place(profiles=("cpu",), depends_on=served),
+            runs="runs",
+            configuration="${HETERO_RL_CONFIG:-/configs/quickstart.toml}",
+            needs=None,
+        ),
+        "worker-cpu": worker_service(
+            Place(profiles=("cpu",), depends_on=served),
+            backend="cpu",
+            name="worker-cpu-0",
+            bundle="worker.credentials",
+            needs=None,
+            flags=("--set", "inference.worker.threads=${HETERO_RL_WORKER_THREADS:-0}"),
+        ),
+    }
+    for vendor in _VENDORS:
+        services[f"worker-{vendor}"] = worker_service(
+            Place(
+                hub=f"${{HETERO_RL_HUB:-hub:{HUB_PORT}}}",
+                credentials="${HETERO_RL_CREDENTIALS_DIR:-./credentials}",
+                profiles=(vendor,),
+            ),
+            backend=vendor,
+            name="${HETERO_RL_WORKER:-worker}",
+            bundle="${HETERO_RL_BUNDLE:-worker.credentials}",
+            needs=_needs(backends, vendor),
+            devices=("${HETERO_RL_DEVICE:-0}",),
+        )
+    services["relay"] = relay_service(
+        Place(
+            hub=f"${{HETERO_RL_HUB:-hub:{HUB_PORT}}}",
+            credentials="${HETERO_RL_CREDENTIALS_DIR:-./credentials}",
+            profiles=("relay",),
+        ),
+        publish=f"${{HETERO_RL_RELAY_PORT:-{RELAY_PORT}}}:{RELAY_PORT}",
+    )
+    return {
+        "name": "hetero-rl",
+        "services": services,
+        "volumes": {name: {} for name in ("runs", "credentials", "authority", "cache", "relay-cache")},
+    }
+
+
+def compose_for_host(inventory: Inventory, host: Host, backends: Mapping[str, Backend]) -> Compose:
+    """The file of one host: just what runs there, with its own devices."""
+    here = host.name == inventory.cluster.hub
+    needs = _needs(backends, host.backend) if host.devices else None
+    place = Place(
+        hub=f"hub:{HUB_PORT}" if here else inventory.hub_address,
+        relay=f"relay:{RELAY_PORT}" if "relay" in host.roles else None,
+        credentials="./credentials",
+        user=_USER,
+        build=False,
+        depends_on={"hub": "service_healthy"} if here else {},
+    )
+    services: dict[str, Service] = {}
+    if "hub" in host.roles:
+        services["hub"] = hub_service(
+            Place(credentials="./credentials", user=_USER, build=False),
+            publish=f"{inventory.cluster.hub_port}:{HUB_PORT}",
+            runs="./runs",
+            registry="/credentials/registry.json",
+        )
+    if "trainer" in host.roles:
+        services["trainer"] = trainer_service(
+            place,
+            runs="./runs",
+            configuration="/runs/config.toml",
+            needs=needs if host.backend == "cuda" else None,
+            devices=host.trainer_devices or host.devices,
+        )
+    if "relay" in host.roles:
+        services["relay"] = relay_service(place, publish=f"{inventory.cluster.relay_port}:{RELAY_PORT}")
+    for name, devices in host.worker_devices():
+        services[f"worker-{name}"] = worker_service(
+            place,
+            backend=host.backend,
+            name=name,
+            bundle=f"{host.name}.credentials",
+            needs=needs,
+            devices=devices,
+            access=host.access,
+        )
+    volumes = ["cache"] if "worker" in host.roles else []
+    volumes += ["relay-cache"] if "relay" in host.roles else []
+    compose: Compose = {"name": "hetero-rl", "services": services}
+    return {**compose, "volumes": {name: {} for name in volumes}} if volumes else compose
+
+
+def env_for_host(inventory: Inventory, user: int, group: int) -> str:
+    """The `.env` beside a host's file."""
+    cluster = inventory.cluster
+    values = {
+        "HETERO_RL_REGISTRY": cluster.registry,
+        "HETERO_RL_VERSION": cluster.version or __version__,
+        "HETERO_RL_RUN": cluster.run,
+        "HETERO_RL_UID": user,
+        "HETERO_RL_GID": group,
+    }
+    return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def to_yaml(compose: Compose, comment: str) -> str:
+    """A compose file as text; raises ConfigError without PyYAML."""
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError("compose files need PyYAML: pip install 'hetero-rl[deploy]'") from None
+    # Through JSON first, so that nothing is written as an anchor.
+    text: str = yaml.safe_dump(json.loads(json.dumps(compose)), sort_keys=False, width=120)
+    return "".join(f"# {line}\n" for line in comment.splitlines()) + text
+
+
+def _needs(backends: Mapping[str, Backend], name: str) -> ContainerNeeds | None:
+    backend = backends.get(name)
+    if backend is None:
+        raise ConfigError(
+            f"backend {name!r} is not installed here, and what its containers need is its package's to say: pip install "
+            f"hetero-rl-backend-{name} (it brings no vendor software)"
+        )
+    return backend.container
