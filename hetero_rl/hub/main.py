@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hetero_rl.config.tree import Config
 from hetero_rl.hub.lock import RunLock
+from hetero_rl.hub.memory import keep_freed_memory
 from hetero_rl.hub.server import running_local_hub
 
 __all__ = ["serve"]
@@ -28,6 +29,7 @@ def serve(config: Config, run_dir: Path, exit_with_parent: bool = False) -> None
         ConfigError: The listen address is refused or in use.
         StorageError: Another hub holds the directory, or the journal cannot be used.
     """
+    keep_freed_memory()
     directory = run_dir / "hub"
     with RunLock(directory):
         # A hub that was killed left its address behind.

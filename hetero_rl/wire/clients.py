@@ -33,6 +33,7 @@ from hetero_rl.wire.channels import (
     is_loopback,
     open_async_channel,
 )
+from hetero_rl.wire.chunks import decode_chunk
 from hetero_rl.wire.column_codec import ColumnEncoding
 from hetero_rl.wire.convert import fields, run, weights, workers
 from hetero_rl.wire.messages import (
@@ -194,6 +195,11 @@ class WeightClient(_AsyncClient):
         channel = open_async_channel(address, credentials, bulk_options(max_message_bytes))
         super().__init__(address, channel)
         self._stub: Any = weight_service_pb2_grpc.WeightServiceStub(channel)
+        # Its responses stay bytes: an object for each would copy them once more.
+        self._fetch_blob: Any = channel.unary_stream(
+            "/hetero_rl.v1.WeightService/FetchBlob",
+            request_serializer=weight_service_pb2.FetchBlobRequest.SerializeToString,
+        )
         self._deadlines = deadlines
 
     async def get_plan(
@@ -208,7 +214,7 @@ class WeightClient(_AsyncClient):
         response = await self._call(self._stub.GetPlan, request, "GetPlan", self._deadlines.submit)
         return tuple(weights.manifest_from_proto(manifest) for manifest in response.manifests)
 
-    async def fetch_blob(self, digest: str, offset: int) -> AsyncIterator[bytes]:
+    async def fetch_blob(self, digest: str, offset: int) -> AsyncIterator[memoryview]:
         """Bytes of a blob from an offset, chunk by chunk; the deadline is for each chunk.
 
         Args:
@@ -219,15 +225,16 @@ class WeightClient(_AsyncClient):
             InvalidMessageError: A chunk does not follow the one before it.
         """
         name = f"FetchBlob at {self._address}"
-        call = self._stub.FetchBlob(weight_service_pb2.FetchBlobRequest(digest=digest, offset=offset))
+        call = self._fetch_blob(weight_service_pb2.FetchBlobRequest(digest=digest, offset=offset))
         try:
             while (chunk := await self._next_chunk(call, name)) is not None:
-                if chunk.offset != offset:
+                start, data = chunk
+                if start != offset:
                     raise InvalidMessageError(
-                        f"FetchBlobResponse.offset of blob {digest} is {chunk.offset}, expected {offset}"
+                        f"FetchBlobResponse.offset of blob {digest} is {start}, expected {offset}"
                     )
-                offset += len(chunk.data)
-                yield chunk.data
+                offset += len(data)
+                yield data
         finally:
             call.cancel()
 
@@ -240,7 +247,7 @@ class WeightClient(_AsyncClient):
         response = await self._call(self._stub.AwaitVersion, request, "AwaitVersion", deadline)
         return int(response.latest_weight_version)
 
-    async def _next_chunk(self, call: Any, name: str) -> weight_service_pb2.FetchBlobResponse | None:
+    async def _next_chunk(self, call: Any, name: str) -> tuple[int, memoryview] | None:
         try:
             async with asyncio.timeout(self._deadlines.chunk):
                 response = await call.read()
@@ -251,9 +258,7 @@ class WeightClient(_AsyncClient):
         if response is grpc.aio.EOF:
             await self._check_status(call, name)
             return None
-        if not isinstance(response, weight_service_pb2.FetchBlobResponse):
-            raise InvalidMessageError(f"{name} answered with {type(response).__name__}")
-        return response
+        return decode_chunk(response)
 
     @staticmethod
     async def _check_status(call: Any, name: str) -> None:

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from hetero_rl.errors import HeteroRLError, InvalidMessageError, RefusedError
 from hetero_rl.hub.core import HubCore, counter_of
 from hetero_rl.hub.handlers.context import HubContext, Topic
+from hetero_rl.wire.chunks import message_or_bytes
 from hetero_rl.wire.refusal import abort
 
 __all__ = ["RpcContext", "TolerantDecoding", "Undecodable", "check_decoded", "poll", "refusing", "unpack"]
@@ -42,7 +43,8 @@ class Undecodable:
 class TolerantDecoding(grpc.aio.ServerInterceptor):
     """Hands undecodable bytes to the servicer as `Undecodable`, which `refusing` answers with INVALID_ARGUMENT.
 
-    gRPC itself would end such a call with UNKNOWN, which reads like a fault of the hub.
+    gRPC itself would end such a call with UNKNOWN, which reads like a fault of the hub. A stream's responses may be bytes
+    that are coded already (`hetero_rl.wire.chunks`).
     """
 
     async def intercept_service(  # ruff: ignore[no-self-use] gRPC calls it as a method
@@ -50,11 +52,14 @@ class TolerantDecoding(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Replaces the request deserializer of the method's handler."""
+        """Replaces the coding of the method's handler."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        return handler._replace(request_deserializer=_tolerant(handler.request_deserializer))
+        handler = handler._replace(request_deserializer=_tolerant(handler.request_deserializer))
+        if handler.response_streaming and handler.response_serializer is not None:
+            handler = handler._replace(response_serializer=message_or_bytes(handler.response_serializer))
+        return handler
 
 
 def _tolerant(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

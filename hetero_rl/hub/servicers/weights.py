@@ -1,14 +1,17 @@
 """`WeightService`: what workers and relays fetch weights from. Bulk: bytes never pass through the core."""
 
 import asyncio
+from collections.abc import Callable
 
 from hetero_rl.hub.blobs import BlobStore
 from hetero_rl.hub.core import HubCore
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.handlers.versions import get_plan, latest_version
+from hetero_rl.hub.recent_chunks import RecentChunks
 from hetero_rl.hub.servicers.calls import RpcContext, poll, refusing, unpack
 from hetero_rl.v1 import weight_service_pb2 as pb
 from hetero_rl.wire.channels import CHUNK_BYTES
+from hetero_rl.wire.chunks import encode_chunk
 from hetero_rl.wire.convert import fields, weights
 from hetero_rl.wire.invalid import invalid
 
@@ -16,6 +19,7 @@ __all__ = ["WeightServicer"]
 
 _MOST_SECONDS = 30.0
 _NOTE_SECONDS = 60.0
+_RECENT_BYTES = 96 * 2**20
 
 
 def _note_fetch(context: HubContext, digest: str) -> None:
@@ -25,6 +29,10 @@ def _note_fetch(context: HubContext, digest: str) -> None:
 def _check_offset(request: pb.FetchBlobRequest, *, size: int) -> None:
     if request.offset > size:
         raise invalid("FetchBlobRequest.offset", f"is {request.offset}, the blob has {size} bytes")
+
+
+def _chunk(piece: Callable[[int, int], bytes | memoryview], offset: int) -> bytes:
+    return encode_chunk(offset, piece(offset, CHUNK_BYTES))
 
 
 class WeightServicer:
@@ -38,6 +46,7 @@ class WeightServicer:
     def __init__(self, core: HubCore, blobs: BlobStore) -> None:
         self.core = core
         self._blobs = blobs
+        self._recent = RecentChunks(_RECENT_BYTES)
 
     @refusing
     async def GetPlan(self, request: pb.GetPlanRequest, context: RpcContext) -> pb.GetPlanResponse:
@@ -55,13 +64,17 @@ class WeightServicer:
         unpack(_check_offset, request, size=size)
         loop = asyncio.get_running_loop()
         noted, offset = float("-inf"), request.offset
-        while offset < size:
-            if loop.time() - noted > _NOTE_SECONDS:  # says that the blob is still needed
-                await self.core.run(_note_fetch, request.digest)
-                noted = loop.time()
-            data = await asyncio.to_thread(self._blobs.read, request.digest, offset, CHUNK_BYTES)
-            await context.write(pb.FetchBlobResponse(offset=offset, data=data))
-            offset += len(data)
+        with self._blobs.opened(request.digest) as piece:
+            while offset < size:
+                if loop.time() - noted > _NOTE_SECONDS:  # says that the blob is still needed
+                    await self.core.run(_note_fetch, request.digest)
+                    noted = loop.time()
+                message = self._recent.get(request.digest, offset)
+                if message is None:
+                    message = await asyncio.to_thread(_chunk, piece, offset)
+                    self._recent.put(request.digest, offset, message)
+                await context.write(message)
+                offset += min(CHUNK_BYTES, size - offset)
 
     @refusing
     async def AwaitVersion(

@@ -1,0 +1,196 @@
+"""What moving weights costs: CPU time per GB of both ends, this hub and Arrow Flight in turns, over loopback.
+
+    this process                          processes of their own
+      WeightClient.fetch_blob  ◄────────  hub: the blob from its disk, in chunks
+      pyarrow.flight, do_get   ◄────────  Flight server: the same file, mapped, in batches of 1 MiB
+
+Both ends count: user and system time of the server's process and of this one. Nothing is done with the bytes.
+"""
+
+import asyncio
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hetero_rl.bench.processes import Served, running_hub_process, served
+from hetero_rl.bench.schema import Figure
+from hetero_rl.errors import ConfigError
+from hetero_rl.wire.blocking_clients import TrainingClient
+from hetero_rl.wire.clients import WeightClient
+from hetero_rl.wire.messages import (
+    BlobReference,
+    Limits,
+    ModelDigests,
+    RunRequest,
+    SamplingParameters,
+)
+
+__all__ = ["bulk_figures", "open_run"]
+
+_BYTES = 512 * 2**20
+_QUICK_BYTES = 8 * 2**20
+_PAIRS = 7
+_BATCH = 2**20
+_GB = 1e9
+
+
+def bulk_figures(*, quick: bool = False) -> list[Figure]:
+    """CPU seconds per GB over Arrow Flight's, and both of them.
+
+    Raises:
+        ConfigError: pyarrow is missing.
+    """
+    try:
+        import pyarrow.flight  # noqa: F401  # only whether it is there
+    except ImportError as error:
+        raise ConfigError(
+            "this benchmark compares with Arrow Flight: pip install 'hetero-rl[bench]' brings pyarrow"
+        ) from error
+    size = _QUICK_BYTES if quick else _BYTES
+    with tempfile.TemporaryDirectory(prefix="bench-bulk-") as scratch:
+        directory = Path(scratch)
+        file = directory / "blob"
+        blob = _write_blob(file, size)
+        flight_address = directory / "flight"
+        with (
+            running_hub_process(directory / "run") as hub,
+            served(serve_flight, file, flight_address, address_file=flight_address) as flight,
+        ):
+            _upload(hub.address, blob, file)
+            return _measure(hub, flight, blob, pairs=2 if quick else _PAIRS)
+
+
+def _measure(hub: Served, flight: Served, blob: BlobReference, pairs: int) -> list[Figure]:
+    contenders: dict[str, tuple[Served, Callable[[], int]]] = {
+        "hub": (hub, lambda: asyncio.run(_fetch(hub.address, blob.digest))),
+        "flight": (flight, lambda: _do_get(flight.address)),
+    }
+    costs: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(pairs + 1):
+        order = list(contenders) if number % 2 else list(reversed(contenders))
+        for name in order:
+            server, fetch = contenders[name]
+            cost = _cost(server, fetch, blob.size)
+            if number:  # the first pair warms both up
+                costs[name].append(cost)
+    ratios = [mine / theirs for mine, theirs in zip(costs["hub"], costs["flight"], strict=True)]
+    baseline = f"Arrow Flight, mapped file, batches of {_BATCH:,} bytes, {blob.size:,} bytes; CPU of both ends"
+    return [
+        _figure("cpu_per_gb_over_flight", ratios, "ratio", baseline, target=1.3),
+        _figure("cpu_seconds_per_gb", costs["hub"], "s/GB", "hub and fetching client, loopback"),
+        _figure("flight_cpu_seconds_per_gb", costs["flight"], "s/GB", "Arrow Flight, both ends, loopback"),
+    ]
+
+
+def _cost(server: Served, fetch: Callable[[], int], size: int) -> float:
+    """CPU seconds per GB of both ends."""
+    before = time.process_time() + server.cpu_seconds
+    if (came := fetch()) != size:
+        raise AssertionError(f"{came} of {size} bytes came")
+    return (time.process_time() + server.cpu_seconds - before) / (size / _GB)
+
+
+def _figure(
+    name: str, values: list[float], unit: str, baseline: str, target: float | None = None
+) -> Figure:
+    return Figure(
+        name=name,
+        value=statistics.median(values),
+        unit=unit,
+        low=min(values),
+        high=max(values),
+        baseline=baseline,
+        target=target,
+        relation="<=" if target is not None else None,
+    )
+
+
+async def _fetch(address: str, digest: str) -> int:
+    came = 0
+    async with WeightClient(address) as client:
+        async for chunk in client.fetch_blob(digest, 0):
+            came += len(chunk)
+    return came
+
+
+def _do_get(address: str) -> int:
+    from pyarrow import flight
+
+    came = 0
+    with flight.connect(address) as client:
+        for chunk in client.do_get(flight.Ticket(b"blob")):
+            came += chunk.data.nbytes
+    return came
+
+
+def serve_flight(file: Path, address_file: Path) -> None:
+    """Serves a file as one column of bytes; the main function of the peer's process."""
+    import pyarrow as pa
+    from pyarrow import flight
+
+    mapped = pa.memory_map(str(file), "r").read_buffer()
+    schema = pa.schema([("data", pa.uint8())])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, mapped.size, _BATCH):
+            piece = mapped.slice(start, min(_BATCH, mapped.size - start))
+            column = pa.UInt8Array.from_buffers(pa.uint8(), piece.size, [None, piece])
+            yield pa.record_batch([column], schema)
+
+    class Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+        """Answers every ticket with the file."""
+
+        def do_get(self, context: object, ticket: object) -> flight.RecordBatchStream:  # noqa: ARG002  # Flight's signature
+            """Sends the file."""
+            return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(schema, batches()))
+
+    server = Server("grpc://127.0.0.1:0")
+    scratch = address_file.with_suffix(".tmp")
+    scratch.write_text(f"grpc://127.0.0.1:{server.port}", encoding="utf-8")
+    scratch.replace(address_file)
+    server.serve()
+
+
+def _write_blob(file: Path, size: int) -> BlobReference:
+    """Bytes that do not compress, made quickly; the digest says that they are what was asked for."""
+    digest = hashlib.sha256()
+    block = hashlib.shake_256(b"blob").digest(2**20)
+    with file.open("wb") as target:
+        for number in range(size // len(block)):
+            piece = number.to_bytes(8, "little") + block[8:]
+            target.write(piece)
+            digest.update(piece)
+    return BlobReference(digest.hexdigest(), size)
+
+
+def _upload(address: str, blob: BlobReference, file: Path) -> None:
+    with TrainingClient(address) as trainer, file.open("rb") as source:
+        open_run(trainer)
+        trainer.put_blob(blob, iter(lambda: source.read(2 * 2**20), b""))
+
+
+def open_run(trainer: TrainingClient) -> None:
+    """Opens a run in which nothing is trained."""
+    trainer.open_run(
+        RunRequest(
+            run_id="bench",
+            groups_per_step=1,
+            max_lag=1,
+            total_steps=1,
+            model_digests=ModelDigests(config="0" * 64, tokenizer="0" * 64),
+            model_files=(),
+            sampling=SamplingParameters(max_new_tokens=1, stop_token_ids=()),
+            limits=Limits(
+                max_message_bytes=8 * 2**20,
+                max_prompt_tokens=1,
+                max_completion_tokens=1,
+                max_group_size=1,
+                vocabulary_size=2,
+            ),
+            config_json="{}",
+            software_version="0",
+        )
+    )
