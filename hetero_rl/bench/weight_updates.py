@@ -127,10 +127,10 @@ def _policy_loss(model: PreTrainedModel) -> torch.Tensor:
     """REINFORCE on 8 answers of 24 tokens, sampled by the model, with rewards drawn at random."""
     vocabulary = model.config.vocab_size
     ids = torch.randint(vocabulary, (1, 8)).repeat(8, 1)
-    with torch.no_grad():
-        for _ in range(24):
-            distribution = model(ids).logits[:, -1].softmax(-1)
-            ids = torch.cat([ids, torch.multinomial(distribution, 1)], dim=1)
+    generated = model.generate(
+        ids, max_new_tokens=24, min_new_tokens=24, do_sample=True, top_k=0, pad_token_id=0
+    )
+    ids = generated.detach()
     log_probs = model(ids).logits[:, 7:-1].log_softmax(-1).gather(-1, ids[:, 8:, None])[..., 0]
     advantages = torch.randn(8)
     loss: torch.Tensor = -((advantages - advantages.mean())[:, None] * log_probs).mean()

@@ -80,8 +80,10 @@ class BlobStore(ABC):
 
     @contextlib.contextmanager
     def opened(self, digest: str) -> Generator[Callable[[int, int], bytes | memoryview]]:
-        """Gives a function like `read` of one blob, in less time for many pieces; what it returns is valid until its
-        next call. One thread at a time."""
+        """Gives a function like `read` of one blob, in less time for many pieces, for one thread at a time.
+
+        What it returns is valid until its next call.
+        """
         yield lambda offset, size: self.read(digest, offset, size)
 
     @abstractmethod

@@ -34,7 +34,7 @@ def decode_chunk(message: bytes) -> tuple[int, memoryview]:
     offset, at = 0, 0
     if message[:1] == bytes([_OFFSET_TAG]):
         offset, at = _read_varint(message, 1)
-    if at and message[at : at + 1] == bytes([_DATA_TAG]) or message[:1] == bytes([_DATA_TAG]):
+    if (at and message[at : at + 1] == bytes([_DATA_TAG])) or message[:1] == bytes([_DATA_TAG]):
         size, at = _read_varint(message, at + 1)
         if at and at + size == len(message):
             return offset, memoryview(message)[at:]

@@ -214,7 +214,7 @@ class WeightClient(_AsyncClient):
         response = await self._call(self._stub.GetPlan, request, "GetPlan", self._deadlines.submit)
         return tuple(weights.manifest_from_proto(manifest) for manifest in response.manifests)
 
-    async def fetch_blob(self, digest: str, offset: int) -> AsyncIterator[memoryview]:
+    async def fetch_blob(self, digest: str, offset: int) -> AsyncIterator[bytes | memoryview]:
         """Bytes of a blob from an offset, chunk by chunk; the deadline is for each chunk.
 
         Args:

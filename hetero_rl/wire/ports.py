@@ -70,7 +70,7 @@ class WeightPort(Protocol):
     ) -> tuple[WeightManifest, ...]:
         """Manifests to apply in order; empty when up to date. Version 0 holds nothing, or wants the latest."""
 
-    def fetch_blob(self, digest: str, offset: int) -> AsyncIterator[bytes]:
+    def fetch_blob(self, digest: str, offset: int) -> AsyncIterator[bytes | memoryview]:
         """Bytes of a blob from an offset, chunk by chunk."""
 
     async def await_version(self, after_version: int, wait: float) -> int:

@@ -66,7 +66,7 @@ class RelayedWeights(WeightPort):
         """See `WeightPort`."""
         return await self._ask(lambda port: port.await_version(after_version, wait))
 
-    async def fetch_blob(self, digest: str, offset: int) -> AsyncIterator[bytes]:
+    async def fetch_blob(self, digest: str, offset: int) -> AsyncIterator[bytes | memoryview]:
         """See `WeightPort`; goes on from the hub where the relay broke off.
 
         Raises:
