@@ -1,0 +1,40 @@
+"""Chunks of a blob are the bytes of their message, whoever wrote them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_rl.errors import InvalidMessageError
+from hetero_rl.v1 import weight_service_pb2 as pb
+from hetero_rl.wire.chunks import decode_chunk, encode_chunk, message_or_bytes
+
+OFFSETS = st.one_of(st.integers(0, 300), st.integers(0, 2**63 - 1))
+
+
+@given(offset=OFFSETS, data=st.binary(max_size=300))
+def test_a_chunk_is_what_the_protocols_own_parser_reads(offset, data):
+    parsed = pb.FetchBlobResponse.FromString(encode_chunk(offset, data))
+    assert (parsed.offset, parsed.data) == (offset, data)
+
+
+@given(offset=OFFSETS, data=st.binary(max_size=300))
+def test_what_the_protocols_own_writer_makes_is_read_back(offset, data):
+    message = pb.FetchBlobResponse(offset=offset, data=data).SerializeToString()
+    assert decode_chunk(message) == (offset, data)
+
+
+def test_fields_in_another_order_and_unknown_ones_are_read():
+    unknown, offset, data = b"\x1a\x02xy", b"\x08\x05", b"\x12\x03abc"
+    assert decode_chunk(data + unknown + offset) == (5, b"abc")
+
+
+@pytest.mark.parametrize("message", [b"\x12\x05abc", b"\x08", b"\x12", b"\xff" * 12, b"\x08\xff\xff"])
+def test_bytes_that_are_no_chunk_are_refused(message):
+    with pytest.raises(InvalidMessageError, match="no FetchBlobResponse"):
+        decode_chunk(message)
+
+
+def test_bytes_pass_the_serializer_as_they_are_and_messages_are_coded():
+    serialize = message_or_bytes(pb.FetchBlobResponse.SerializeToString)
+    assert serialize(b"coded") == b"coded"
+    assert serialize(pb.FetchBlobResponse(data=b"x")) == b"\x12\x01x"
