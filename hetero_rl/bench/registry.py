@@ -29,6 +29,7 @@ BENCHES: Mapping[str, Bench] = {
     "logprobs": Bench(
         "hetero_rl.bench.logprobs", "Loss at the output head: time and memory against logits, and Liger."
     ),
+    "trainer": Bench("hetero_rl.bench.trainer", "One optimizer step: against TRL, shared prompts, packing."),
     "weights": Bench(
         "hetero_rl.bench.weights", "Weight deltas: size against the entropy, speed against a copy."
     ),

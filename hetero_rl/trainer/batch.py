@@ -86,10 +86,10 @@ class TrainingBatch:
         return totals
 
     def row_lengths(self, rows: Sequence[Sequence[int]]) -> list[int]:
-        """Tokens of rows that hold a prompt and the completions of some sequences that share it."""
+        """Tokens computed of rows that hold a prompt and completions that share it: all but each completion's last."""
         prompts = self.prompt_lengths[self.group_of_sequence].tolist()
         lengths = self.lengths.tolist()
-        return [prompts[row[0]] + sum(lengths[index] for index in row) for row in rows]
+        return [prompts[row[0]] + sum(lengths[index] - 1 for index in row) for row in rows]
 
     @property
     def action_lengths(self) -> Tensor:

@@ -32,16 +32,13 @@ class TokenInputs:
     input_ids: Tensor
     """[B, L] int64."""
     layout: Mapping[str, Any]
-    """What else the model is told: position ids, masks, packed groups."""
+    """What else the model is told: position ids, what is packed where. Each can be moved with `to`."""
     targets: HeadTargets
     """Rows count the B * L tokens, row after row."""
 
     def to(self, device: torch.device) -> "TokenInputs":
         """The same on another device."""
-        layout = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in self.layout.items()
-        }
+        layout = {name: value.to(device) for name, value in self.layout.items()}
         return TokenInputs(self.input_ids.to(device), layout, self.targets.to(device))
 
 

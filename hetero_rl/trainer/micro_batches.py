@@ -1,16 +1,16 @@
 """Cuts a batch into rows and rows into micro-batches by a token budget. Pure.
 
-A row is a prompt followed by one completion of it, or by several where the model can share the prompt: then the prompt
-is computed once for all of them. A micro-batch is padded on the right to its longest row, so it costs rows times that
-length. Rows are sorted by length first, which keeps the padding small, and the longest come first: if memory does not
-suffice, it shows at once.
+A row is a prompt followed by one completion of it, or by several where the model takes packed rows: then the prompt is
+computed once for all of them. Packed, a micro-batch costs the sum of its rows; the rows go first-fit into as few as
+there need to be. Padded, it costs its rows times the longest one, so rows of like length are put together. The longest
+come first: if memory does not suffice, it shows at once.
 """
 
 from collections.abc import Iterable, Sequence
 
 from hetero_rl.errors import ConfigError
 
-__all__ = ["Rows", "flat", "plan_micro_batches", "plan_rows"]
+__all__ = ["Rows", "computed_tokens", "flat", "plan_micro_batches", "plan_rows"]
 
 Rows = tuple[tuple[int, ...], ...]
 """A micro-batch: the sequences of each row, which all have the same prompt."""
@@ -47,13 +47,14 @@ def plan_rows(
 
 
 def plan_micro_batches(
-    row_lengths: Sequence[int], tokens_per_micro_batch: int
+    row_lengths: Sequence[int], tokens_per_micro_batch: int, *, packed: bool = False
 ) -> tuple[tuple[int, ...], ...]:
     """Assigns every row to one micro-batch.
 
     Args:
         row_lengths: Tokens of each row.
         tokens_per_micro_batch: Most tokens of a micro-batch, padding included.
+        packed: Whether rows are packed one after another instead of padded.
 
     Returns:
         Indices into `row_lengths`, one tuple per micro-batch.
@@ -64,6 +65,10 @@ def plan_micro_batches(
     Example:
         >>> plan_micro_batches([2, 5, 3, 4], 10)
         ((1, 3), (2, 0))
+        >>> plan_micro_batches([2, 5, 3, 4], 10, packed=True)
+        ((1, 3), (2, 0))
+        >>> plan_micro_batches([2, 5, 3], 10, packed=True)
+        ((1, 2, 0),)
     """
     order = sorted(range(len(row_lengths)), key=lambda index: (-row_lengths[index], index))
     if order and row_lengths[order[0]] > tokens_per_micro_batch:
@@ -72,14 +77,25 @@ def plan_micro_batches(
             f" {row_lengths[order[0]]} tokens with its prompt; set it to at least the longest prompt plus"
             " sampling.max_new_tokens"
         )
-    plan: list[tuple[int, ...]] = []
-    current: list[int] = []
+    plan: list[list[int]] = []
+    used: list[int] = []
     for index in order:
-        if current and (len(current) + 1) * row_lengths[current[0]] > tokens_per_micro_batch:
-            plan.append(tuple(current))
-            current = []
-        current.append(index)
-    return (*plan, tuple(current)) if current else tuple(plan)
+        length = row_lengths[index]
+        for number in range(0 if packed else max(0, len(plan) - 1), len(plan)):
+            cost = length if packed else row_lengths[plan[number][0]]
+            if used[number] + cost <= tokens_per_micro_batch:
+                plan[number].append(index)
+                used[number] += cost
+                break
+        else:
+            plan.append([index])
+            used.append(length)
+    return tuple(map(tuple, plan))
+
+
+def computed_tokens(row_lengths: Sequence[int], *, packed: bool) -> int:
+    """Tokens that a micro-batch of rows costs."""
+    return sum(row_lengths) if packed else len(row_lengths) * max(row_lengths, default=0)
 
 
 def flat(rows: Iterable[Sequence[int]]) -> list[int]:

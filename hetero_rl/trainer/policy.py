@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from hetero_rl.errors import ConfigError
 from hetero_rl.trainer.forward import PolicyForward, TokenInputs
+from hetero_rl.trainer.layout import RowTokens, packed_inputs, padded_inputs
 from hetero_rl.trainer.output_head import OutputHead, find_output_head
+from hetero_rl.trainer.packing import enable_packing
 
 __all__ = ["DATA_TYPES", "Policy", "choose_device", "load_policy"]
 
@@ -38,6 +40,8 @@ class Policy:
     """Output head; None lets the model make logits."""
     head_dtype: torch.dtype = torch.float32
     """Type of the head's products."""
+    packed: bool = False
+    """Whether the model takes packed rows, in which completions share their prompt."""
     overrides: Mapping[str, Tensor] | None = None
     """Tensors that the forward pass computes with in place of the parameters of these names."""
 
@@ -63,6 +67,11 @@ class Policy:
     def forward_module(self) -> PolicyForward:
         """The forward pass over this model, as a module."""
         return PolicyForward(self.model, self.head, head_dtype=self.head_dtype)
+
+    def inputs(self, rows: Sequence[RowTokens]) -> TokenInputs:
+        """Rows in the layout that the model takes, on its device."""
+        inputs = packed_inputs(rows) if self.packed else padded_inputs(rows)
+        return inputs.to(self.device)
 
     def log_probs(self, inputs: TokenInputs, temperature: float = 1.0) -> Tensor:
         """Log-probabilities [N] float32 of the targets, without gradients, on the device."""
@@ -146,6 +155,7 @@ def load_policy(
         compute_dtype=compute_dtype,
         head=find_output_head(model, device),
         head_dtype=head_dtype,
+        packed=enable_packing(model, device),
     )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hetero_rl.trainer.log_probs import RowTokens, row_log_probs
+from hetero_rl.trainer.layout import RowTokens
+from hetero_rl.trainer.log_probs import row_log_probs
 from hetero_rl.trainer.policy import Policy
 from hetero_rl.weights.tensors import distinct_tensors
 

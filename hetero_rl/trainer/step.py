@@ -25,10 +25,10 @@ from hetero_rl.estimators import Coefficients, Estimator, Needs, PreparedBatch, 
 from hetero_rl.estimators.batch import token_positions
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.forward import Objective
-from hetero_rl.trainer.log_probs import micro_batch_rows, row_inputs, row_log_probs
-from hetero_rl.trainer.micro_batches import Rows, flat, plan_micro_batches, plan_rows
+from hetero_rl.trainer.layout import batch_rows
+from hetero_rl.trainer.log_probs import row_log_probs
+from hetero_rl.trainer.micro_batches import Rows, computed_tokens, flat, plan_micro_batches, plan_rows
 from hetero_rl.trainer.policy import Policy
-from hetero_rl.trainer.sharing import SHARED_ROW_TOKENS, can_share_prompts
 
 __all__ = [
     "Learner",
@@ -104,17 +104,21 @@ def record(
 
 def action_log_probs(policy: Policy, batch: TrainingBatch, rows: Rows, temperature: float) -> Tensor:
     """Log-probabilities of the action tokens of some sequences, [n] float32 on the CPU, without gradients."""
-    return row_log_probs(policy, micro_batch_rows(batch, rows, actions_only=True), temperature).cpu()
+    return row_log_probs(policy, batch_rows(batch, rows, actions_only=True), temperature).cpu()
 
 
-def plan_batch(batch: TrainingBatch, tokens_per_micro_batch: int, *, share_prompts: bool) -> tuple[Rows, ...]:
+def plan_batch(
+    batch: TrainingBatch, tokens_per_micro_batch: int, *, share_prompts: bool, packed: bool
+) -> tuple[Rows, ...]:
     """The micro-batches of a batch; raises ConfigError when one sequence exceeds the budget."""
-    row_tokens = min(tokens_per_micro_batch, SHARED_ROW_TOKENS) if share_prompts else 0
     groups = batch.group_of_sequence
     rows = plan_rows(
-        groups.tolist(), batch.prompt_lengths[groups].tolist(), batch.lengths.tolist(), row_tokens
+        groups.tolist(),
+        batch.prompt_lengths[groups].tolist(),
+        batch.lengths.tolist(),
+        tokens_per_micro_batch if share_prompts else 0,
     )
-    plan = plan_micro_batches(batch.row_lengths(rows), tokens_per_micro_batch)
+    plan = plan_micro_batches(batch.row_lengths(rows), tokens_per_micro_batch, packed=packed)
     return tuple(tuple(rows[index] for index in part) for part in plan)
 
 
@@ -127,7 +131,7 @@ class Learner:
         config: Optimizer settings.
         tokens_per_micro_batch: Budget of one forward and backward pass, padding included.
         temperature: The sampling temperature; log-probabilities are those of the tempered distribution.
-        share_prompts: Whether a prompt is computed once for several completions; None finds out whether the model can.
+        share_prompts: Whether a prompt is computed once for several completions; None does so if the model can.
     """
 
     def __init__(
@@ -141,7 +145,7 @@ class Learner:
         share_prompts: bool | None = None,
     ) -> None:
         self.policy = policy
-        self.share_prompts = can_share_prompts(policy) if share_prompts is None else share_prompts
+        self.share_prompts = policy.packed and share_prompts is not False
         self.optimizer = make_optimizer(policy, config)
         self._module = policy.forward_module()
         self._estimator = estimator
@@ -151,7 +155,7 @@ class Learner:
 
     def plan(self, batch: TrainingBatch) -> tuple[Rows, ...]:
         """The micro-batches of a batch; raises ConfigError when one sequence exceeds the budget."""
-        return plan_batch(batch, self._budget, share_prompts=self.share_prompts)
+        return plan_batch(batch, self._budget, share_prompts=self.share_prompts, packed=self.policy.packed)
 
     def step(self, batch: TrainingBatch, recorded: RecordedBatch) -> StepResult:
         """Makes one optimizer step with a batch of at least one sequence.
@@ -179,7 +183,9 @@ class Learner:
             log_probs=_in_batch_order([part.log_probs for part in parts], plan, recorded.lengths),
             prepared=prepared,
             coefficients=coefficients,
-            padded_tokens=sum(len(rows) * max(batch.row_lengths(rows)) for rows in plan),
+            padded_tokens=sum(
+                computed_tokens(batch.row_lengths(rows), packed=self.policy.packed) for rows in plan
+            ),
             seconds=time.monotonic() - started,
         )
 
@@ -192,11 +198,9 @@ class Learner:
 
     def _forward_and_backward(self, batch: TrainingBatch, prepared: PreparedBatch, rows: Rows) -> "_Part":
         weigher = _Weigher(self._estimator, prepared.select(flat(rows)), self._loss_scale)
-        inputs = row_inputs(micro_batch_rows(batch, rows, actions_only=True), self.policy.compute_dtype)
+        inputs = self.policy.inputs(batch_rows(batch, rows, actions_only=True))
         with self.policy.compute():
-            scaled, known = self._module(
-                inputs.to(self.policy.device), self._temperature, Objective(weigher, accumulate=True)
-            )
+            scaled, known = self._module(inputs, self._temperature, Objective(weigher, accumulate=True))
         log_probs = known.log_probs.cpu()
         loss = scaled.item() / self._loss_scale
         if not bool(log_probs.isfinite().all()) or not math.isfinite(loss):

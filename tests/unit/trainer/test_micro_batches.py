@@ -1,7 +1,7 @@
 import pytest
 
 from hetero_rl.errors import ConfigError
-from hetero_rl.trainer.micro_batches import flat, plan_micro_batches, plan_rows
+from hetero_rl.trainer.micro_batches import computed_tokens, flat, plan_micro_batches, plan_rows
 
 
 def test_longest_sequences_come_first_and_padding_counts_against_the_budget():
@@ -38,6 +38,17 @@ def test_no_sequences_make_no_micro_batches():
 def test_completions_of_a_prompt_share_a_row_up_to_its_limit():
     # Prompt 4 and completions 3 + 2 make 9; 5 more would make 14.
     assert plan_rows([0, 0, 0, 1], [4, 4, 4, 2], [3, 2, 5, 1], 10) == ((0, 1), (2,), (3,))
+
+
+def test_packed_rows_cost_their_sum_and_fill_what_is_left():
+    # 5 + 4 = 9 leaves 1 for the last row; 3 + 2 go into the next micro-batch.
+    assert plan_micro_batches([2, 5, 3, 4, 1], 10, packed=True) == ((1, 3, 4), (2, 0))
+
+
+def test_packed_and_padded_micro_batches_cost_what_they_compute():
+    assert computed_tokens([5, 3, 1], packed=True) == 9
+    assert computed_tokens([5, 3, 1], packed=False) == 15
+    assert computed_tokens([], packed=False) == 0
 
 
 def test_without_sharing_every_completion_has_a_row_of_its_own():
