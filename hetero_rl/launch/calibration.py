@@ -29,7 +29,7 @@ from hetero_rl.trainer.model import stop_tokens
 from hetero_rl.trainer.policy import DATA_TYPES, Policy, load_policy
 from hetero_rl.trainer.snapshots import take_snapshot
 from hetero_rl.weights.model_files import model_digests
-from hetero_rl.worker.backend import find_backend
+from hetero_rl.worker.backend import Backend, find_backend
 from hetero_rl.worker.engine import EngineSettings
 
 __all__ = ["BackendChoice", "calibrate", "parse_backends"]
@@ -92,54 +92,82 @@ def calibrate(
         command: What the report says made it.
         report: Takes a sentence on what is done now.
     """
-    tokenizer = load_tokenizer(model_dir)
-    policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float32)
-    positions = int(getattr(policy.model.config, "max_position_embeddings", 0) or 2**20)
-    plan = _fitted(plan, positions)
-    stops = stop_tokens(model_dir, tokenizer.eos_token_id)
+    backends = {choice.backend: _available(choice.backend) for choice in choices}
     report("the trainer writes sequences")
-    reference = _reference(policy, config, plan)
-    encode = _encoder(tokenizer)
-    prompts = prompts_of(plan, encode)
-    texts = [
-        *text_sequences(plan, encode),
-        *_trainer_texts(model_dir, plan, prompts, stops, reference, config),
-    ]
+    ready = _prepare(config, model_dir, plan)
     with contextlib.ExitStack() as stack:
         subjects: list[Subject] = []
         for choice in choices:
             report(f"{choice.label}: starts a hub and a worker")
-            subject = _subject(choice, config, plan, model_dir, stops, policy.vocabulary_size, work_dir)
+            subject = CalibratedBackend(
+                choice.label,
+                backends[choice.backend],
+                _settings(choice, config, ready.plan, work_dir),
+                model_dir,
+                stop_token_ids=ready.stops,
+                vocabulary_size=ready.vocabulary_size,
+            )
             stack.callback(subject.close)
             subjects.append(subject)
-        measured = measure(plan, subjects, prompts, texts, reference, report)
+        measured = measure(ready.plan, subjects, ready.prompts, ready.texts, ready.reference, report)
     report("compares and explains")
-    longest = config.sampling.max_new_tokens
-    pairs = analyse(
-        measured,
-        reference,
-        estimator=config.estimator.name,
-        longest=longest,
-        thresholds=thresholds,
-        against=against,
-    )
     calibration = Calibration(
         made_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         model=model_dir.name,
         model_digest=model_digests(model_dir).config,
-        state_digest=_state_digest(reference, work_dir),
+        state_digest=_state_digest(ready.reference, work_dir),
         command=command,
         estimator=config.estimator.name,
-        longest=longest,
-        plan=plan,
+        longest=config.sampling.max_new_tokens,
+        plan=ready.plan,
         thresholds=thresholds,
-        pairs=pairs,
+        pairs=analyse(
+            measured,
+            ready.reference,
+            estimator=config.estimator.name,
+            longest=config.sampling.max_new_tokens,
+            thresholds=thresholds,
+            against=against,
+        ),
         numerics={
             one.name: {**dataclasses.asdict(one.numerics), "numerics_id": one.numerics.numerics_id}
             for one in measured.subjects
         },
     )
-    return calibration, lambda token: str(tokenizer.decode([token]))
+    return calibration, lambda token: str(ready.tokenizer.decode([token]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Prepared:
+    """Everything that is known before a backend is asked."""
+
+    plan: Plan
+    tokenizer: Any
+    stops: tuple[int, ...]
+    vocabulary_size: int
+    reference: Reference
+    prompts: list[tuple[int, ...]]
+    texts: list[TextSequence]
+
+
+def _prepare(config: Config, model_dir: Path, plan: Plan) -> _Prepared:
+    tokenizer = load_tokenizer(model_dir)
+    policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float32)
+    plan = _fitted(plan, int(getattr(policy.model.config, "max_position_embeddings", 0) or 2**20))
+    stops = stop_tokens(model_dir, tokenizer.eos_token_id)
+    reference = _reference(policy, config, plan)
+    encode = _encoder(tokenizer)
+    prompts = prompts_of(plan, encode)
+    written = _trainer_texts(model_dir, plan, prompts, stops, reference, config)
+    return _Prepared(
+        plan=plan,
+        tokenizer=tokenizer,
+        stops=stops,
+        vocabulary_size=policy.vocabulary_size,
+        reference=reference,
+        prompts=prompts,
+        texts=[*text_sequences(plan, encode), *written],
+    )
 
 
 def _encoder(tokenizer: Any) -> Callable[[str], Sequence[int]]:
@@ -195,21 +223,17 @@ def _trainer_texts(
         writer.close()
 
 
-def _subject(
-    choice: BackendChoice,
-    config: Config,
-    plan: Plan,
-    model_dir: Path,
-    stops: tuple[int, ...],
-    vocabulary_size: int,
-    work_dir: Path,
-) -> Subject:
-    backend = find_backend(choice.backend)
+def _available(name: str) -> Backend:
+    """The installed backend of that name, with a device; raises BackendError otherwise, before anything is started."""
+    backend = find_backend(name)
     found = backend.detect()
     if not found.available:
-        raise BackendError(
-            f"backend {choice.backend!r} finds no device on this machine. {found.advice}".rstrip()
-        )
+        raise BackendError(f"backend {name!r} finds no device on this machine. {found.advice}".rstrip())
+    return backend
+
+
+def _settings(choice: BackendChoice, config: Config, plan: Plan, work_dir: Path) -> Config:
+    """Settings of the hub and the worker of one choice."""
     name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in choice.label)[:64]
     overrides = [
         f"run.dir={_quoted(work_dir / name)}",
@@ -231,14 +255,7 @@ def _subject(
         **config.inference.worker.model_dump(),
         **{key: settings["inference"]["worker"][key] for key, _ in choice.settings},
     }
-    return CalibratedBackend(
-        choice.label,
-        backend,
-        Config.model_validate(settings),
-        model_dir,
-        stop_token_ids=stops,
-        vocabulary_size=vocabulary_size,
-    )
+    return Config.model_validate(settings)
 
 
 def _worker_value(key: str, value: str) -> str:

@@ -126,17 +126,18 @@ def _round_ticks(low: float, high: float) -> list[float]:
 def _frame(plot: Plot, x_scale: _Scale, y_scale: _Scale) -> list[str]:
     bottom = HEIGHT - BOTTOM
     parts = [f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>']
-    for tick in x_scale.ticks():
+    x_ticks, y_ticks = x_scale.ticks(), y_scale.ticks()
+    for tick in x_ticks:
         x = x_scale(tick)
         parts += [
             f'<path class="grid" d="M{x:.1f} {TOP}V{bottom}"/>',
-            f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{_tick_text(tick)}</text>',
+            f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{_tick_text(tick, x_ticks)}</text>',
         ]
-    for tick in y_scale.ticks():
+    for tick in y_ticks:
         y = y_scale(tick)
         parts += [
             f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>',
-            f'<text x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_tick_text(tick)}</text>',
+            f'<text x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{_tick_text(tick, y_ticks)}</text>',
         ]
     middle = (LEFT + WIDTH - RIGHT) / 2
     height = (TOP + bottom) / 2
@@ -150,8 +151,12 @@ def _frame(plot: Plot, x_scale: _Scale, y_scale: _Scale) -> list[str]:
     return parts
 
 
-def _tick_text(value: float) -> str:
-    return escape(f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e"))
+def _tick_text(value: float, ticks: Sequence[float]) -> str:
+    """A tick with as many digits as tell it from its neighbours."""
+    steps = [second - first for first, second in itertools.pairwise(ticks) if second > first]
+    largest = max(map(abs, ticks))
+    digits = 4 if not steps or largest == 0 else max(4, 2 + math.ceil(math.log10(largest / min(steps))))
+    return escape(f"{value:.{min(digits, 12)}g}".replace("e-0", "e-").replace("e+0", "e"))
 
 
 def _drawn(series: Series, index: int, x_scale: _Scale, y_scale: _Scale) -> list[str]:

@@ -10,6 +10,7 @@ _LONGEST = 20_000
 # Format characters that reorder or hide what stands beside them are shown, not obeyed.
 _HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _KEPT = {"\n", "\t"}
+_LARGEST_WHOLE = 10**9
 _SMALLEST_PLAIN, _LARGEST_PLAIN = -4, 9  # powers of ten written without an exponent
 
 
@@ -52,6 +53,8 @@ def _float_text(value: float, digits: int) -> str:
         return "∞" if value > 0 else "-∞"
     if value == 0:
         return "0"
+    if value.is_integer() and abs(value) < _LARGEST_WHOLE:
+        return str(int(value))
     magnitude = math.floor(math.log10(abs(value)))
     if magnitude < _SMALLEST_PLAIN or magnitude >= _LARGEST_PLAIN:
         return f"{value:.{digits - 1}e}"
