@@ -39,7 +39,7 @@ from hetero_rl.worker.backend import Backend
 
 __all__ = ["Supervisor"]
 
-HUB_START_SECONDS = 60.0
+HUB_START_SECONDS = 120.0
 WORKER_GRACE_SECONDS = 35.0
 """Longer than a worker gives its running completions and the results on their way."""
 HUB_GRACE_SECONDS = 20.0

@@ -20,6 +20,7 @@ from hetero_rl.wire.refusal import carries_refusal
 
 __all__ = ["preflight"]
 
+_HANDSHAKE_SECONDS = 10.0
 _NOT_A_HUB = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND)
 
 
@@ -144,7 +145,7 @@ def _speaks_tls(address: str) -> bool:
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     with contextlib.suppress(OSError):
-        plain = socket.create_connection(_host_and_port(address), 2.0)
+        plain = socket.create_connection(_host_and_port(address), _HANDSHAKE_SECONDS)
         with plain, context.wrap_socket(plain):
             return True
     return False

@@ -41,6 +41,8 @@ from hetero_rl.wire.messages import (
 
 pytestmark = pytest.mark.e2e
 
+PATIENCE = 300.0
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -48,7 +50,9 @@ from hetero_rl.config.tree import Config
 from hetero_rl.errors import HeteroRLError
 from hetero_rl.hub.main import serve
 try:
-    serve(Config(), Path(sys.argv[1]), exit_with_parent=sys.argv[2] == "tied")
+    # Nobody sends heartbeats here, and the machine may be slow: no lease ends and no worker dies by the clock.
+    config = Config.model_validate({"hub": {"lease_seconds": 3600, "heartbeat_seconds": 1200}})
+    serve(config, Path(sys.argv[1]), exit_with_parent=sys.argv[2] == "tied")
 except HeteroRLError as error:
     sys.exit(f"error: {error}")
 """
@@ -85,7 +89,7 @@ class HubProcess:
         )
 
     def address(self):
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE
         while not self._address_file.exists():
             assert self.process.poll() is None, self.process.stderr.read()
             assert time.monotonic() < until, "the hub did not come up"
@@ -93,7 +97,7 @@ class HubProcess:
         return self._address_file.read_text().strip()
 
     def wait(self):
-        code = self.process.wait(30)
+        code = self.process.wait(PATIENCE)
         self.process.stdin.close()
         error = self.process.stderr.read()
         self.process.stderr.close()

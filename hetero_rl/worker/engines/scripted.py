@@ -6,8 +6,11 @@ around an engine: worker loops, hub, weight loading, a kill in the middle. Its n
 The model: with h(0) = BLAKE2b(weights) and h(t+1) = BLAKE2b(h(t), token t), the probability of token v after t tokens is
 proportional to 1 + byte (v mod 64) of h(t). Any change of a weight or of a token before changes everything after it.
 
-    generate() ──► wait for places ──► one token per row ──► sleep ──► one token per row ... ──► places given back
+    generate() ──► wait for the gate ──► wait for places ──► one token per row ──► sleep ──► ... ──► places given back
     load_weights() ── in flight: between two sleeps. drain: admission closes, running ones end, then the swap
+
+The gate: a file, named by the variable HETERO_RL_SCRIPTED_GATE, with the number of groups that this engine may begin. Those
+beyond it stay unfinished until the number grows, so that a test of processes finds a state that lasts. No variable, no gate.
 """
 
 import asyncio
@@ -15,11 +18,13 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import random
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -45,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ScriptedEngine"]
 
+GATE_VARIABLE = "HETERO_RL_SCRIPTED_GATE"
+_GATE_SECONDS = 0.02  # from one look at the gate to the next
 _DIGEST_BYTES = 64
 _MAX_SEQUENCE_TOKENS = 2**20
 
@@ -72,6 +79,9 @@ class ScriptedEngine(Engine):
         self._changed = asyncio.Condition()
         self._draining = False
         self._closed = False
+        gate = os.environ.get(GATE_VARIABLE)
+        self._gate = Path(gate) if gate else None
+        self._begun = 0
 
     @override
     async def start(self) -> None:
@@ -124,6 +134,7 @@ class ScriptedEngine(Engine):
         rows = [_Row(index, prompt, work.sampling) for index in work.sample_indices]
         self._unfinished += len(rows)
         try:
+            await self._pass_gate()
             for start in range(0, len(rows), self._settings.max_concurrent_sequences):
                 share = rows[start : start + self._settings.max_concurrent_sequences]
                 async with self._places(len(share)):
@@ -213,6 +224,13 @@ class ScriptedEngine(Engine):
         """Between two tokens everybody else has their turn, also at 0 seconds."""
         await asyncio.sleep(self._token_seconds)
 
+    async def _pass_gate(self) -> None:
+        """Returns when one more group may begin; looks at the file, which another process writes."""
+        while self._gate is not None and self._begun >= _number_in(self._gate):
+            await asyncio.sleep(_GATE_SECONDS)
+            self._check_serving()
+        self._begun += 1
+
     @asynccontextmanager
     async def _places(self, wanted: int) -> AsyncGenerator[None, None]:
         async with self._changed:
@@ -293,6 +311,12 @@ class _Row:
             self._noise = random.Random(seed)  # ruff: ignore[suspicious-non-cryptographic-random-usage] - repeatable on purpose
         weights = [_weight(self._state, token) for token in tokens]
         return self._noise.choices(tokens, weights)[0]
+
+
+def _number_in(file: Path) -> int:
+    """The number in a file; 0 while there is none."""
+    text = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+    return int(text or 0)
 
 
 def _state(weights: bytes, token_ids: Iterable[int]) -> bytes:

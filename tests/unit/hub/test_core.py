@@ -65,10 +65,10 @@ class Gate:
 
     def __call__(self, context):
         self._loop.call_soon_threadsafe(self._entered.set)
-        asyncio.run_coroutine_threadsafe(self._release.wait(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._release.wait(), self._loop).result(100)
 
     async def entered(self):
-        await asyncio.wait_for(self._entered.wait(), 10)
+        await asyncio.wait_for(self._entered.wait(), 100)
 
     def release(self):
         self._release.set()
@@ -200,7 +200,7 @@ async def test_waiters_hear_of_a_change_once_it_is_durable():
         generation = core.board.generation(Topic.WORK)
         waiter = asyncio.create_task(core.board.wait(Topic.WORK, generation, None))
         await core.run(lambda context: context.notify(Topic.WORK))
-        assert await asyncio.wait_for(waiter, 10)
+        assert await asyncio.wait_for(waiter, 100)
 
 
 async def test_a_refused_call_wakes_nobody():

@@ -21,10 +21,10 @@ def interrupts(calls):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_drains_and_the_second_stops(interrupts, calls, number):
     os.kill(os.getpid(), number)
-    assert calls.get(timeout=20) == "drain"
+    assert calls.get(timeout=100) == "drain"
 
     os.kill(os.getpid(), number)
-    assert calls.get(timeout=20) == "stop"
+    assert calls.get(timeout=100) == "stop"
 
 
 def test_other_signals_mean_nothing(interrupts, calls):
@@ -32,7 +32,7 @@ def test_other_signals_mean_nothing(interrupts, calls):
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGINT)
 
-    assert calls.get(timeout=20) == "drain"
+    assert calls.get(timeout=100) == "drain"
     assert calls.empty()
     signal.signal(signal.SIGUSR1, handler)
 
@@ -53,7 +53,7 @@ def test_a_hangup_that_was_ignored_stays_ignored(calls):
     with Interrupts(lambda: calls.put("drain"), lambda: None):
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGINT)
-        assert calls.get(timeout=20) == "drain"
+        assert calls.get(timeout=100) == "drain"
 
     assert calls.empty()
     signal.signal(signal.SIGHUP, former)

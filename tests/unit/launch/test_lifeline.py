@@ -14,7 +14,7 @@ def test_the_end_of_the_parent_drains_the_child(start):
 
     process.close()
 
-    assert process.wait(30) == 7
+    assert process.wait(100) == 7
 
 
 def test_a_child_that_does_not_drain_within_its_grace_is_killed(start):
@@ -31,7 +31,7 @@ def test_a_child_that_does_not_drain_within_its_grace_is_killed(start):
 
     process.close()
 
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(100) == -signal.SIGKILL
 
 
 def test_a_child_lives_while_its_parent_holds_the_pipe(start):
@@ -45,5 +45,5 @@ def test_a_child_lives_while_its_parent_holds_the_pipe(start):
         """
     )
 
-    assert process.wait(30) == 0
+    assert process.wait(100) == 0
     assert process.spec.log.read_text() == "True\n"

@@ -18,14 +18,14 @@ def wait_for_log(process: ManagedProcess, text: str) -> None:
 def test_output_of_both_streams_goes_to_the_log(start):
     process = start("import sys; print('out'); print('err', file=sys.stderr)")
 
-    assert process.wait(20) == 0
+    assert process.wait(100) == 0
     assert sorted(process.spec.log.read_text().split()) == ["err", "out"]
 
 
 def test_the_environment_is_added_to_our_own(start):
     process = start("import os; print(os.environ['EXTRA'], 'PATH' in os.environ)", EXTRA="1")
 
-    process.wait(20)
+    process.wait(100)
 
     assert process.spec.log.read_text() == "1 True\n"
 
@@ -41,7 +41,7 @@ def test_stop_asks_first(start):
     )
     wait_for_log(process, "ready")
 
-    assert process.stop(20) == 0
+    assert process.stop(100) == 0
 
 
 def test_stop_kills_a_child_that_does_not_drain_within_its_grace(start):
@@ -76,14 +76,14 @@ def test_a_child_sees_the_end_of_its_standard_input_when_the_parent_lets_go(star
 
     process.close()
 
-    assert process.wait(20) == 0
+    assert process.wait(100) == 0
     assert process.spec.log.read_text() == "parent is gone\n"
 
 
 def test_a_child_is_not_in_our_process_group_so_ctrl_c_reaches_only_us(start):
     process = start("import os; print(os.getpgrp() == os.getpid())")
 
-    process.wait(20)
+    process.wait(100)
 
     assert process.spec.log.read_text() == "True\n"
 

@@ -165,7 +165,7 @@ def test_the_run_fails_once_when_no_worker_can_be_kept(supervise):
     run = supervise("inference.workers=2", worker="out of memory")
     run.supervisor.start()
 
-    error = run.failures.get(timeout=30)
+    error = run.failures.get(timeout=100)
 
     assert "ended with exit code 1" in str(error)
     assert "| worker says: out of memory" in str(error)
@@ -189,7 +189,7 @@ def test_a_worker_that_does_not_join_in_time_is_an_error_with_the_end_of_its_log
     run = supervise("inference.start_timeout=0.2")
     run.supervisor.start()
 
-    error = run.failures.get(timeout=30)
+    error = run.failures.get(timeout=100)
 
     assert "worker-cpu-0 did not join the run within 0.2 s" in str(error)
 
@@ -198,7 +198,7 @@ def test_without_local_workers_the_error_says_how_to_start_one(supervise):
     run = supervise("inference.start_timeout=0.2", "inference.workers=0")
     run.supervisor.start()
 
-    error = run.failures.get(timeout=30)
+    error = run.failures.get(timeout=100)
 
     assert "hetero-rl worker --hub 127.0.0.1:4242 --infer-backend cpu --name cpu-0" in str(error)
 

@@ -141,7 +141,7 @@ class TestLiveView:
 
         with LiveView("quickstart", 20, console) as view:
             view.watch(fleet)
-            assert asked.wait(20)
+            assert asked.wait(100)
 
         assert "cpu-0" in console.file.getvalue()
 
@@ -155,7 +155,7 @@ class TestLiveView:
         fleet.run_status = run_status
         with LiveView("quickstart", 20, console) as view:
             view.watch(fleet)
-            assert asked.wait(20)
+            assert asked.wait(100)
             view.write(3, STEP)
 
         assert "step 3/20" in console.file.getvalue()

@@ -12,6 +12,9 @@ from hetero_rl.tasks.payload import encode_payload
 from hetero_rl.tasks.reasoning_gym_task import ReasoningGymTask
 from hetero_rl.tasks.scorers import EXACT_ANSWERS, load_scorer
 
+# Long enough for a machine under load: only the test of the time limit itself has a short one.
+PATIENT = 60.0
+
 
 @pytest.fixture(scope="module")
 def task():
@@ -20,7 +23,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def grader(task):
-    with Grader(task.scorer, processes=2) as shared:
+    with Grader(task.scorer, processes=2, time_limit=PATIENT) as shared:
         yield shared
 
 
@@ -62,7 +65,7 @@ def test_odd_text_earns_nothing(task, grader, text):
 def test_a_dead_process_costs_one_completion_and_is_replaced(task):
     item = task.training_item(0)
     right = GradeRequest(payload=item.payload, completion=item.solution)
-    with Grader(task.scorer) as grader:
+    with Grader(task.scorer, time_limit=PATIENT) as grader:
         assert grader.grade([right]) == [Grade(1.0)]
         os.kill(grader._idle.queue[0]._process.pid, signal.SIGKILL)
 
@@ -76,15 +79,18 @@ def test_a_dead_process_costs_one_completion_and_is_replaced(task):
 def test_a_process_that_takes_too_long_costs_one_completion_and_is_replaced(task):
     item = task.training_item(0)
     right = GradeRequest(payload=item.payload, completion=item.solution)
-    with Grader(task.scorer, time_limit=2.0) as grader:
+    with Grader(task.scorer, time_limit=PATIENT) as grader:
         assert grader.grade([right]) == [Grade(1.0)]
         slow = grader._idle.queue[0]._process
         os.kill(slow.pid, signal.SIGSTOP)
 
-        grades = grader.grade([right, right])
+        grader._time_limit = 0.2
+        late = grader.grade([right])
+        grader._time_limit = PATIENT
+        later = grader.grade([right])
 
-        assert [grade.outcome for grade in grades] == [GradingOutcome.TIMED_OUT, GradingOutcome.GRADED]
-        assert [grade.reward for grade in grades] == [0.0, 1.0]
+        assert (late[0].outcome, late[0].reward) == (GradingOutcome.TIMED_OUT, 0.0)
+        assert later == [Grade(1.0)]
         assert slow.returncode == -signal.SIGKILL
 
 
@@ -135,7 +141,9 @@ def test_text_that_would_run_if_it_were_evaluated_does_not_run(tmp_path):
     attack = f"__import__('pathlib').Path({str(trap)!r}).touch()"
     for dataset in sorted(EXACT_ANSWERS):
         item = ReasoningGymTask(dataset, {}, seed=0, held_out=1).training_item(0)
-        with Grader({"kind": "reasoning-gym", "dataset": dataset, "options": {}}) as grader:
+        with Grader(
+            {"kind": "reasoning-gym", "dataset": dataset, "options": {}}, time_limit=PATIENT
+        ) as grader:
             [grade] = grader.grade([GradeRequest(payload=item.payload, completion=attack)])
 
         assert grade.reward == 0.0
@@ -161,7 +169,7 @@ def test_math_verify_compares_values_not_text(math_grader, reference, completion
 
 @pytest.fixture(scope="module")
 def math_grader():
-    with Grader({"kind": "math-verify"}) as shared:
+    with Grader({"kind": "math-verify"}, time_limit=PATIENT) as shared:
         yield shared
 
 

@@ -233,7 +233,7 @@ class Weights(weight_service_pb2_grpc.WeightServiceServicer):
                 offset=offset, data=DATA[offset : offset + CHUNK_BYTES]
             )
         if request.digest == "stall":
-            self.stalled.wait(20)
+            self.stalled.wait(100)
         if request.digest == "full":
             refusal = to_refusal(RefusedError("no blob full", "NOT_FOUND"))
             context.set_trailing_metadata(refusal.trailing_metadata)

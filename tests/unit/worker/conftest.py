@@ -43,12 +43,12 @@ SAMPLING = SamplingParameters(max_new_tokens=6, stop_token_ids=(2,), seed=1)
 PACING = Pacing(
     first_delay=0.001,
     longest_delay=0.002,
-    patience=30.0,
+    patience=100.0,
     lease_wait=0.02,
     version_wait=0.02,
     look_again=0.001,
-    drain=10.0,
-    flush=10.0,
+    drain=100.0,
+    flush=100.0,
     engine_restarts=2,
 )
 
