@@ -1,11 +1,15 @@
 """What it costs to hand in results safely: submit, validate, store durably and acknowledge, against bare inserts.
 
-    this process                                   hub process
-      W workers, one after the other each  ──────►  converts, checks against lease and limits, commits, acknowledges
-      bare SQLite: one connection, one transaction for each submission of the same bytes
+    this process                                       hub process
+      W workers, each with finished groups waiting ──►  converts, checks against lease and limits, commits, acknowledges
+      bare SQLite: one connection, inserts of the same bytes
 
 Both use write-ahead logging with synchronous=FULL on the same disk, so an acknowledged submission survives a power cut. The
 bare side does nothing else: it is the least that a durable acknowledgement can cost.
+
+The workers hand in with the worker's own `submit_loop`, which puts what waits into one call. A submission is acknowledged by
+itself and a bare insert is durable by itself, so that is the comparison with a target. Two others tell what is in it: the
+same workers with one submission for each call, and bare inserts that share a transaction as the hub's submissions do.
 """
 
 import asyncio
@@ -20,60 +24,39 @@ from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hetero_rl.bench.ingest_fleet import DIGESTS, NUMERICS, RUN_ID, Fleet, Results
 from hetero_rl.bench.samples import VOCABULARY_SIZE, sample_batch
 from hetero_rl.bench.schema import Figure
-from hetero_rl.bench.timing import compare
+from hetero_rl.bench.timing import Ratio, compare
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import UnreachableError
 from hetero_rl.hub.main import serve
 from hetero_rl.hub.server import ADDRESS_FILE
 from hetero_rl.weights.digests import state_digest
-from hetero_rl.wire.blocking_clients import TrainingClient
-from hetero_rl.wire.clients import RolloutClient
+from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient
 from hetero_rl.wire.columns import int32_column
 from hetero_rl.wire.convert.trajectories import trajectory_batch_to_proto
 from hetero_rl.wire.messages import (
     BlobReference,
-    Capabilities,
     DataType,
-    JoinRequest,
-    Lease,
     Limits,
-    ModelDigests,
-    NumericsRecord,
     PromptGroup,
     RunRequest,
     SamplingParameters,
-    Submission,
     TensorEntry,
-    TrajectoryBatch,
     WeightEncoding,
     WeightManifest,
-    WorkerIdentity,
 )
 
-__all__ = ["IngestShape", "ingest_figure"]
+__all__ = ["IngestShape", "ingest_figures"]
 
 T = TypeVar("T")
+Submit = Callable[[list[Results]], Coroutine[Any, Any, None]]
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
-_MAX_LEASES_PER_CALL = 64
-_DIGESTS = ModelDigests(
-    config=hashlib.sha256(b"config").hexdigest(), tokenizer=hashlib.sha256(b"").hexdigest()
-)
-_NUMERICS = NumericsRecord(
-    engine="none",
-    engine_version="",
-    torch_version="",
-    device_vendor="cpu",
-    device_name="",
-    driver_version="",
-    runtime_version="",
-    data_type="float32",
-    attention_backend="",
-    log_probs_mode="raw",
-)
+_COMPARISONS = 3
+_INSERT = "INSERT INTO submissions (packed) VALUES (?)"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,53 +65,94 @@ class IngestShape:
 
     workers: int = 8
     pairs: int = 15
-    submissions: int = 32
-    """Of all workers together, in one measurement."""
+    waiting: int = 8
+    """Finished groups that wait at each worker, in one measurement."""
     samples: int = 8
     tokens_each: int = 512
 
     @property
+    def submissions(self) -> int:
+        """Of all workers together, in one measurement."""
+        return self.workers * self.waiting
+
+    @property
+    def rounds(self) -> int:
+        """Measurements and warm-ups of all comparisons."""
+        return _COMPARISONS * (self.pairs + 1)
+
+    @property
     def groups(self) -> int:
-        """Groups of all measurements and the warm-up."""
-        return self.submissions * (self.pairs + 1)
+        """Of all rounds."""
+        return self.rounds * self.submissions
 
 
-def ingest_figure(*, quick: bool = False, directory: Path | None = None) -> Figure:
+def ingest_figures(*, quick: bool = False, directory: Path | None = None) -> tuple[Figure, ...]:
     """Submissions per second at the hub over bare inserts of the same bytes per second.
 
     Args:
-        quick: Take seconds; the figure proves nothing.
+        quick: Take seconds; the figures prove nothing.
         directory: Where both sides write, None for the current one: a temporary directory is often in memory, where
             nothing is durable.
     """
-    shape = IngestShape(pairs=5, submissions=8, tokens_each=16) if quick else IngestShape()
+    shape = IngestShape(pairs=5, waiting=2, tokens_each=16) if quick else IngestShape()
     with tempfile.TemporaryDirectory(prefix="bench-ingest-", dir=directory or Path.cwd()) as scratch:
         return _measure(shape, Path(scratch))
 
 
-def _measure(shape: IngestShape, scratch: Path) -> Figure:
+def _measure(shape: IngestShape, scratch: Path) -> tuple[Figure, ...]:
     batch = sample_batch(samples=shape.samples, tokens_each=shape.tokens_each, seed=2)
-    batch = dataclasses.replace(batch, numerics_id=_NUMERICS.numerics_id)
+    batch = dataclasses.replace(batch, numerics_id=NUMERICS.numerics_id)
     packed = trajectory_batch_to_proto(batch).SerializeToString()
     with _hub(scratch / "run") as address, _event_loop() as run, _bare_journal(scratch) as insert:
         _open_run(address, shape)
-        fleet = run(_join(address, shape, batch))
-        rounds = iter(run(fleet.lease_everything(shape)))
-        try:
-            ratio = compare(
-                lambda: run(fleet.submit(next(rounds))),
-                lambda: [insert(packed) for _ in range(shape.submissions)],
+        fleet = run(Fleet.join(address, shape.workers, shape.groups * shape.samples, batch))
+        rounds = iter(run(fleet.lease_rounds(shape.rounds, shape.waiting)))
+
+        def ratio(submit: Submit, together: int) -> Ratio:
+            return compare(
+                lambda: run(submit(next(rounds))),
+                lambda: [insert([packed] * together) for _ in range(shape.submissions // together)],
                 pairs=shape.pairs,
                 clock=time.perf_counter,
             )
+
+        try:
+            figures = _figures(shape, len(packed), ratio, fleet)
         finally:
             run(fleet.close())
-    return ratio.figure(
-        "ingest_over_sqlite",
-        f"inserts of the same {len(packed)} bytes into bare SQLite, one durable transaction each, against submissions of "
-        f"{shape.workers} concurrent workers that the hub validated, stored and acknowledged; wall time",
-        target=0.5,
+        _check_stored(address, shape)
+    return figures
+
+
+def _figures(
+    shape: IngestShape,
+    size: int,
+    ratio: Callable[[Submit, int], Ratio],
+    fleet: Fleet,
+) -> tuple[Figure, ...]:
+    alone = f"inserts of the same {size} bytes into bare SQLite, one durable transaction each"
+    shared = f"inserts of the same {size} bytes into bare SQLite, one durable transaction for {shape.waiting}"
+    loop = f"{shape.workers} workers with {shape.waiting} finished groups waiting at each, handed in by the submit loop"
+    calls = f"{shape.workers} workers that hand in one submission after the acknowledgement of the other"
+    return (
+        ratio(fleet.hand_in, 1).figure(
+            "ingest_over_sqlite", f"{alone}, against {loop}; wall time", target=0.5
+        ),
+        ratio(fleet.hand_in, shape.waiting).figure(
+            "ingest_over_sqlite_in_batches", f"{shared}, against {loop}; wall time"
+        ),
+        ratio(fleet.one_by_one, 1).figure(
+            "ingest_one_by_one_over_sqlite", f"{alone}, against {calls}; wall time"
+        ),
     )
+
+
+def _check_stored(address: str, shape: IngestShape) -> None:
+    """A submission that was refused would have cost less than one that was stored."""
+    with FleetClient(address) as client:
+        stored = client.run_status().training.finished
+    if stored != shape.groups:
+        raise AssertionError(f"{shape.groups} groups were handed in, the hub has {stored}")
 
 
 @contextlib.contextmanager
@@ -168,16 +192,21 @@ def _address(file: Path, alive: Callable[[], bool]) -> str:
 
 
 @contextlib.contextmanager
-def _bare_journal(directory: Path) -> Generator[Callable[[bytes], None]]:
-    """An insert that returns when the bytes are on disk, and nothing around it."""
+def _bare_journal(directory: Path) -> Generator[Callable[[list[bytes]], None]]:
+    """An insert that returns when the rows are on disk, and nothing around it."""
     connection = sqlite3.connect(directory / "bare.sqlite", isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("CREATE TABLE submissions (id INTEGER PRIMARY KEY, packed BLOB NOT NULL)")
 
-        def insert(packed: bytes) -> None:
-            connection.execute("INSERT INTO submissions (packed) VALUES (?)", (packed,))
+        def insert(rows: list[bytes]) -> None:
+            if len(rows) == 1:
+                connection.execute(_INSERT, (rows[0],))
+                return
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(_INSERT, [(packed,) for packed in rows])
+            connection.execute("COMMIT")
 
         yield insert
     finally:
@@ -195,11 +224,11 @@ def _open_run(address: str, shape: IngestShape) -> None:
         vocabulary_size=VOCABULARY_SIZE,
     )
     request = RunRequest(
-        run_id="bench",
+        run_id=RUN_ID,
         groups_per_step=shape.groups,
         max_lag=0,
         total_steps=1,
-        model_digests=_DIGESTS,
+        model_digests=DIGESTS,
         model_files=(),
         sampling=sampling,
         limits=limits,
@@ -244,89 +273,3 @@ def _manifest(weights: bytes) -> WeightManifest:
         blobs=(BlobReference(digest, len(weights)),),
         state_digest=state_digest((tensor,)),
     )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Fleet:
-    """Workers that joined, each with a client and its connections."""
-
-    clients: tuple[RolloutClient, ...]
-    identities: tuple[WorkerIdentity, ...]
-    batch: TrajectoryBatch
-
-    async def lease_everything(self, shape: IngestShape) -> list[list[list[Submission]]]:
-        """Results for every group: a list for each measurement, in it a list for each worker."""
-        shares = [
-            await self._lease(number, shape.groups // shape.workers, shape.samples)
-            for number in range(shape.workers)
-        ]
-        each = shape.submissions // shape.workers
-        return [
-            [share[start : start + each] for share in shares]
-            for start in range(0, shape.groups // shape.workers, each)
-        ]
-
-    async def _lease(self, number: int, groups: int, samples: int) -> list[Submission]:
-        identity, leases = self.identities[number], list[Lease]()
-        while len(leases) < groups:
-            wanted = min(groups - len(leases), _MAX_LEASES_PER_CALL)
-            grant = await self.clients[number].lease_work(
-                identity, loaded_weight_version=1, free_sequences=wanted * samples, wait=1.0
-            )
-            if not grant.leases:
-                raise UnreachableError(f"the hub gave no lease: {grant.no_work_reason}")
-            leases += grant.leases
-        return [self._result(identity, sequence, lease) for sequence, lease in enumerate(leases)]
-
-    def _result(self, identity: WorkerIdentity, sequence: int, lease: Lease) -> Submission:
-        group_id = getattr(lease.work, "group_id", "")
-        return Submission(
-            worker=identity,
-            sequence=sequence,
-            lease_id=lease.lease_id,
-            final=True,
-            results=dataclasses.replace(self.batch, group_id=group_id),
-        )
-
-    async def submit(self, shares: list[list[Submission]]) -> None:
-        """Every worker hands in its share, one submission after the acknowledgement of the other."""
-        async with asyncio.TaskGroup() as tasks:
-            for client, share in zip(self.clients, shares, strict=True):
-                tasks.create_task(_submit_all(client, share))
-
-    async def close(self) -> None:
-        """Ends the connections."""
-        for client in self.clients:
-            await client.close()
-
-
-async def _submit_all(client: RolloutClient, submissions: list[Submission]) -> None:
-    for submission in submissions:
-        receipt = await client.submit_results(submission)
-        if receipt.duplicate:
-            raise AssertionError(f"submission {submission.sequence} was measured twice")
-
-
-async def _join(address: str, shape: IngestShape, batch: TrajectoryBatch) -> _Fleet:
-    clients = tuple(RolloutClient(address) for _ in range(shape.workers))
-    identities = []
-    for number, client in enumerate(clients):
-        request = JoinRequest(
-            run_id="bench",
-            worker_name=f"worker-{number}",
-            boot_id="boot",
-            backend="bench",
-            software_version="bench",
-            capabilities=Capabilities(
-                max_concurrent_sequences=shape.groups * shape.samples,
-                max_sequence_tokens=2**20,
-                scoring=False,
-                in_flight_update=False,
-                processed_log_probs=False,
-            ),
-            numerics=_NUMERICS,
-            model_digests=_DIGESTS,
-        )
-        grant = await client.join(request)
-        identities.append(WorkerIdentity(request.worker_name, grant.worker_epoch))
-    return _Fleet(clients, tuple(identities), batch)

@@ -48,7 +48,7 @@ def run(*, quick: bool = False) -> BenchReport:
     figures = (
         *encoding_figures(batch, pairs=5 if quick else 15),
         *size_figures(batch, shuffled),
-        ingest.ingest_figure(quick=quick),
+        *ingest.ingest_figures(quick=quick),
     )
     return BenchReport(bench="wire", figures=figures)
 

@@ -107,6 +107,14 @@ def _not_found(digest: str) -> RefusedError:
     return RefusedError(f"blob {digest} is not stored here", "NOT_FOUND", {"digest": digest})
 
 
+def _most_unfinished(blob: BlobReference) -> int:
+    """Bytes that an unfinished upload may be said to hold.
+
+    One that was said to hold all of them would never be sent again, and so never be checked and finished.
+    """
+    return max(0, blob.size - 1)
+
+
 def _check_write(held: int, size: int, offset: int, data: bytes) -> None:
     if offset != held:
         raise InvalidMessageError(
@@ -149,7 +157,7 @@ class LocalBlobStore(BlobStore):
         if self.has(blob):
             return blob.size
         with contextlib.suppress(FileNotFoundError):
-            return min((self._partial / blob.digest).stat().st_size, blob.size)
+            return min((self._partial / blob.digest).stat().st_size, _most_unfinished(blob))
         return 0
 
     def open_upload(self, blob: BlobReference) -> Upload:
@@ -281,7 +289,7 @@ class _LocalUpload(Upload):
         store.own(blob.digest, self)
         try:
             self._file = self._path.open("a+b")
-            self._file.truncate(min(self._path.stat().st_size, blob.size))
+            self._file.truncate(min(self._path.stat().st_size, _most_unfinished(blob)))
             self.held = self._rehash(self._file)
         except OSError as error:
             raise _disk_error(error, self._path) from error
@@ -348,7 +356,9 @@ class MemoryBlobStore(BlobStore):
 
     def held_bytes(self, blob: BlobReference) -> int:
         """See `BlobStore`."""
-        return blob.size if self.has(blob) else len(self._partial.get(blob.digest, b""))
+        if self.has(blob):
+            return blob.size
+        return min(len(self._partial.get(blob.digest, b"")), _most_unfinished(blob))
 
     def open_upload(self, blob: BlobReference) -> Upload:
         """See `BlobStore`."""
@@ -394,6 +404,7 @@ class _MemoryUpload(Upload):
         self._blob, self._blobs, self._partial, self._owners = blob, blobs, partial, owners
         self._bytes = partial.setdefault(blob.digest, bytearray())
         owners[blob.digest] = self
+        del self._bytes[_most_unfinished(blob) :]
         self.held = len(self._bytes)
 
     def write(self, offset: int, data: bytes) -> None:

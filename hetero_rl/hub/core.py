@@ -33,6 +33,7 @@ from hetero_rl.hub.handlers.context import HubContext, Topic
 __all__ = ["Board", "HubCore"]
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
@@ -121,6 +122,21 @@ class HubCore:
         result: T = await call.done
         return result
 
+    async def run_each(
+        self, handler: Callable[[HubContext, A], T], arguments: Sequence[A]
+    ) -> list[T | Exception]:
+        """Runs `handler(context, argument)` for each argument; a refusal undoes and answers its own one alone.
+
+        Raises:
+            DiskFullError: The disk is full; nothing of all was stored.
+        """
+
+        def each(_: HubContext) -> list[T | Exception]:
+            return [self._isolated(handler, argument) for argument in arguments]
+
+        each.__name__ = getattr(handler, "__name__", "")
+        return await self.run(each)
+
     async def close(self) -> None:
         """Answers what is waiting, closes the store and ends the thread."""
         self._closing = True
@@ -197,17 +213,24 @@ class HubCore:
             _logger.exception("the failed transaction could not be rolled back")
 
     def _run_one(self, call: _Call) -> None:
-        call.result, call.error = None, None
+        outcome = self._isolated(call.handler)
+        failed = isinstance(outcome, Exception)
+        call.result, call.error = (None, outcome) if failed else (outcome, None)
+
+    def _isolated(
+        self, handler: Callable[Concatenate[HubContext, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Any:
+        """What the handler returned or refused with; in the latter case nothing of it is left but a count."""
         changed = self._context.changed
         try:
             with self._context.store.nested():
-                call.result = call.handler(self._context)
+                return handler(self._context, *args, **kwargs)
         except StorageError:
             raise  # the whole transaction is in doubt
         except Exception as error:  # ruff: ignore[blind-except] goes to the caller; one bad call must not end the hub
-            call.error = error
             self._context.changed = changed
             self._count_refusal(error)
+            return error
 
     def _count_refusal(self, error: Exception) -> None:
         name = counter_of(error)

@@ -1,4 +1,5 @@
 from google.protobuf import duration_pb2 as _duration_pb2
+from hetero_rl.v1 import errors_pb2 as _errors_pb2
 from hetero_rl.v1 import trajectory_pb2 as _trajectory_pb2
 from hetero_rl.v1 import weights_pb2 as _weights_pb2
 from hetero_rl.v1 import work_pb2 as _work_pb2
@@ -157,6 +158,34 @@ class SubmitResultsResponse(_message.Message):
     duplicate: bool
     credits: int
     def __init__(self, duplicate: bool = ..., credits: _Optional[int] = ...) -> None: ...
+
+class SubmitBatchRequest(_message.Message):
+    __slots__ = ("submissions",)
+    SUBMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    submissions: _containers.RepeatedCompositeFieldContainer[SubmitResultsRequest]
+    def __init__(self, submissions: _Optional[_Iterable[_Union[SubmitResultsRequest, _Mapping]]] = ...) -> None: ...
+
+class SubmissionRefusal(_message.Message):
+    __slots__ = ("refusal", "message")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    refusal: _errors_pb2.Refusal
+    message: str
+    def __init__(self, refusal: _Optional[_Union[_errors_pb2.Refusal, _Mapping]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class SubmissionOutcome(_message.Message):
+    __slots__ = ("receipt", "refusal")
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    receipt: SubmitResultsResponse
+    refusal: SubmissionRefusal
+    def __init__(self, receipt: _Optional[_Union[SubmitResultsResponse, _Mapping]] = ..., refusal: _Optional[_Union[SubmissionRefusal, _Mapping]] = ...) -> None: ...
+
+class SubmitBatchResponse(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[SubmissionOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[SubmissionOutcome, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker", "lease_ids", "loaded_weight_version", "generated_tokens", "busy_seconds", "weight_syncs")

@@ -61,6 +61,11 @@ class RolloutServiceStub(object):
                 request_serializer=hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitResultsRequest.SerializeToString,
                 response_deserializer=hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitResultsResponse.FromString,
                 _registered_method=True)
+        self.SubmitBatch = channel.unary_unary(
+                '/hetero_rl.v1.RolloutService/SubmitBatch',
+                request_serializer=hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitBatchRequest.SerializeToString,
+                response_deserializer=hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitBatchResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/hetero_rl.v1.RolloutService/Heartbeat',
                 request_serializer=hetero__rl_dot_v1_dot_rollout__service__pb2.HeartbeatRequest.SerializeToString,
@@ -111,6 +116,15 @@ class RolloutServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubmitBatch(self, request, context):
+        """Hands in several results at once; one call and one sync of the disk serve all of them. Each is stored or refused by
+        itself, as if it had come alone. Safe to repeat. A hub that does not know this method answers UNIMPLEMENTED: hand them
+        in one by one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Renews the worker and the leases it names.
         """
@@ -154,6 +168,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.SubmitResults,
                     request_deserializer=hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitResultsRequest.FromString,
                     response_serializer=hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitResultsResponse.SerializeToString,
+            ),
+            'SubmitBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitBatch,
+                    request_deserializer=hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitBatchRequest.FromString,
+                    response_serializer=hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitBatchResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -281,6 +300,33 @@ class RolloutService(object):
             '/hetero_rl.v1.RolloutService/SubmitResults',
             hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitResultsRequest.SerializeToString,
             hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitResultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetero_rl.v1.RolloutService/SubmitBatch',
+            hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitBatchRequest.SerializeToString,
+            hetero__rl_dot_v1_dot_rollout__service__pb2.SubmitBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

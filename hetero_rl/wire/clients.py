@@ -17,7 +17,13 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from hetero_rl.errors import InvalidMessageError, UnreachableError
+from hetero_rl.errors import (
+    FencedError,
+    HeteroRLError,
+    InvalidMessageError,
+    RefusedError,
+    UnreachableError,
+)
 from hetero_rl.v1 import (
     rollout_service_pb2,
     rollout_service_pb2_grpc,
@@ -35,7 +41,7 @@ from hetero_rl.wire.channels import (
 )
 from hetero_rl.wire.chunks import decode_chunk
 from hetero_rl.wire.column_codec import ColumnEncoding
-from hetero_rl.wire.convert import fields, run, weights, workers
+from hetero_rl.wire.convert import fields, run, submissions, weights, workers
 from hetero_rl.wire.messages import (
     Heartbeat,
     HeartbeatReply,
@@ -116,6 +122,7 @@ class RolloutClient(_AsyncClient):
         self._bulk_stub: Any = rollout_service_pb2_grpc.RolloutServiceStub(bulk)
         self._encoding = encoding or default_encoding(address)
         self._deadlines = deadlines
+        self._hub_takes_batches = True
 
     async def get_run(self) -> RunDescription:
         """What a worker must know before it loads a model."""
@@ -151,6 +158,30 @@ class RolloutClient(_AsyncClient):
             self._bulk_stub.SubmitResults, message, "SubmitResults", self._deadlines.submit
         )
         return workers.receipt_from_proto(response)
+
+    async def submit_batch(
+        self, sequence: Sequence[Submission]
+    ) -> tuple[SubmissionReceipt | HeteroRLError, ...]:
+        """Hands in several results at once; a receipt or a refusal for each, in their order.
+
+        An older hub that takes them only one by one gets them so.
+        """
+        if self._hub_takes_batches:
+            message = submissions.batch_to_proto(sequence, self._encoding)
+            try:
+                response = await self._bulk_stub.SubmitBatch(message, timeout=self._deadlines.submit)
+                return submissions.outcomes_from_proto(response, len(sequence))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise from_rpc_error(error, f"SubmitBatch at {self._address}") from error
+                self._hub_takes_batches = False
+        return tuple(await asyncio.gather(*map(self._outcome, sequence)))
+
+    async def _outcome(self, submission: Submission) -> SubmissionReceipt | HeteroRLError:
+        try:
+            return await self.submit_results(submission)
+        except (RefusedError, FencedError) as error:
+            return error
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Renews the worker and the leases it names."""

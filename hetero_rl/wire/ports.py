@@ -7,6 +7,7 @@ Every method raises `RefusedError` (the hub said no), `FencedError` (a newer inc
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Protocol
 
+from hetero_rl.errors import HeteroRLError
 from hetero_rl.wire.messages import (
     BlobReference,
     EnqueueReceipt,
@@ -51,6 +52,11 @@ class RolloutPort(Protocol):
 
     async def submit_results(self, submission: Submission) -> SubmissionReceipt:
         """Hands in results; the receipt means that they are on disk."""
+
+    async def submit_batch(
+        self, submissions: Sequence[Submission]
+    ) -> tuple[SubmissionReceipt | HeteroRLError, ...]:
+        """Hands in several results at once; a receipt or a refusal for each, in their order."""
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Renews the worker and the leases it names."""

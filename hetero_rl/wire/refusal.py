@@ -31,6 +31,7 @@ __all__ = [
     "abort",
     "carries_refusal",
     "from_rpc_error",
+    "refused",
     "to_refusal",
 ]
 
@@ -91,10 +92,14 @@ class Refusal:
     details: Mapping[str, str]
 
     @property
+    def message(self) -> errors_pb2.Refusal:
+        """Reason and details as they cross the wire."""
+        return errors_pb2.Refusal(reason=f"REFUSAL_REASON_{self.reason}", details=dict(self.details))
+
+    @property
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
         """The metadata that carries reason and details."""
-        message = errors_pb2.Refusal(reason=f"REFUSAL_REASON_{self.reason}", details=dict(self.details))
-        return ((METADATA_KEY, message.SerializeToString()),)
+        return ((METADATA_KEY, self.message.SerializeToString()),)
 
 
 def to_refusal(error: HeteroRLError) -> Refusal | None:
@@ -137,13 +142,25 @@ def from_rpc_error(error: grpc.RpcError, call: str) -> HeteroRLError:
     status, text, metadata = _parts(error)
     refusal = _refusal(metadata)
     if refusal is not None:
-        reason, details = refusal
-        return FencedError(text) if reason == "FENCED" else RefusedError(text, reason, details)
+        return refused(refusal, text)
     if status is _Status.RESOURCE_EXHAUSTED and "larger than max" in text:
         return RefusedError(f"{call}: {text}; send less at once or raise hub.max_message_bytes", "TOO_LARGE")
     if status in _BARE_REASONS:
         return RefusedError(f"{call}: {status.name}: {text}", _BARE_REASONS[status])
     return UnreachableError(f"{call}: {status.name}: {text}")
+
+
+def refused(message: errors_pb2.Refusal, text: str) -> HeteroRLError:
+    """The error that a client raises for a refusal.
+
+    Args:
+        message: Reason and details; a reason that this side does not know keeps its number.
+        text: For people.
+    """
+    names = {value: name for name, value in errors_pb2.RefusalReason.items()}
+    name = names.get(int(message.reason), f"REFUSAL_REASON_{int(message.reason)}")
+    reason = name.removeprefix("REFUSAL_REASON_")
+    return FencedError(text) if reason == "FENCED" else RefusedError(text, reason, dict(message.details))
 
 
 def carries_refusal(error: grpc.RpcError) -> bool:
@@ -161,14 +178,11 @@ def _parts(error: object) -> tuple[grpc.StatusCode, str, Mapping[str, str | byte
     return _Status.UNKNOWN, str(error), {}
 
 
-def _refusal(metadata: Mapping[str, str | bytes]) -> tuple[str, dict[str, str]] | None:
+def _refusal(metadata: Mapping[str, str | bytes]) -> errors_pb2.Refusal | None:
     packed = metadata.get(METADATA_KEY)
     if not isinstance(packed, bytes):
         return None
     try:
-        message = errors_pb2.Refusal.FromString(packed)
+        return errors_pb2.Refusal.FromString(packed)
     except DecodeError:
         return None
-    names = {value: name for name, value in errors_pb2.RefusalReason.items()}
-    name = names.get(int(message.reason), f"REFUSAL_REASON_{int(message.reason)}")
-    return name.removeprefix("REFUSAL_REASON_"), dict(message.details)

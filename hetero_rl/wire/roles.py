@@ -74,6 +74,7 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     "/hetero_rl.v1.RolloutService/Join": _WORKERS,
     "/hetero_rl.v1.RolloutService/LeaseWork": _WORKERS,
     "/hetero_rl.v1.RolloutService/SubmitResults": _WORKERS,
+    "/hetero_rl.v1.RolloutService/SubmitBatch": _WORKERS,
     "/hetero_rl.v1.RolloutService/Heartbeat": _WORKERS,
     "/hetero_rl.v1.RolloutService/ReportProbe": _WORKERS,
     "/hetero_rl.v1.RolloutService/Leave": _WORKERS,

@@ -89,7 +89,11 @@ def test_the_size_figures_say_what_they_are_compared_with(small):
 
 @pytest.mark.slow
 def test_ingest_runs_through_a_real_hub_process_and_leaves_nothing_behind(tmp_path):
-    figure = ingest.ingest_figure(quick=True, directory=tmp_path)
+    figure, *others = ingest.ingest_figures(quick=True, directory=tmp_path)
     assert (figure.name, figure.target, figure.relation) == ("ingest_over_sqlite", 0.5, ">=")
+    assert [other.name for other in others] == [
+        "ingest_over_sqlite_in_batches",
+        "ingest_one_by_one_over_sqlite",
+    ]
     assert 0 < figure.low <= figure.value <= figure.high
     assert list(tmp_path.iterdir()) == []

@@ -74,6 +74,19 @@ def test_a_broken_upload_goes_on_where_it_stopped(blobs):
     assert blobs.read(BLOB.digest, 0, 2000) == DATA
 
 
+def test_an_upload_that_broke_after_its_last_byte_is_not_taken_for_whole(blobs):
+    upload = blobs.open_upload(BLOB)
+    upload.write(0, DATA)
+    upload.close()  # and the hub was killed before it was checked
+    held = blobs.held_bytes(BLOB)
+    assert held < BLOB.size
+    again = blobs.open_upload(BLOB)
+    again.write(held, DATA[held:])
+    again.finish()
+    again.close()
+    assert blobs.has(BLOB)
+
+
 def test_a_gap_is_refused(blobs):
     upload = blobs.open_upload(BLOB)
     with pytest.raises(InvalidMessageError, match="offset is 5, but 0 bytes are held"):

@@ -53,6 +53,9 @@ every = 2
 [hub]
 missed_heartbeats = 100
 
+[inference]
+start_timeout = 3000
+
 [inference.worker]
 threads = 1
 max_concurrent_sequences = 32

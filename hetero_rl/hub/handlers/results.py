@@ -10,18 +10,20 @@ from hetero_rl.hub.handlers.runs import description_of
 from hetero_rl.hub.handlers.scoring import is_score_lease, submit_scores
 from hetero_rl.hub.stores.base import HubStore
 from hetero_rl.hub.stores.records import GroupRow, GroupState, LeaseRow, SequenceRow, SubmissionId, WorkerRow
+from hetero_rl.wire.columns import Int32Bytes
 from hetero_rl.wire.messages import (
     GenerateWork,
     Lease,
     Submission,
     SubmissionReceipt,
     TrajectoryBatch,
-    VersionSpan,
     WorkerState,
 )
 from hetero_rl.wire.validation import check_submission
 
 __all__ = ["submit_results"]
+
+_NO_PROMPT = Int32Bytes(b"")
 
 
 def submit_results(context: HubContext, submission: Submission) -> SubmissionReceipt:
@@ -84,14 +86,13 @@ def _check(
     context: HubContext, submission: Submission, lease: LeaseRow, row: GroupRow, worker: WorkerRow
 ) -> TrajectoryBatch:
     """The submission's completions, held against its lease, the run and the published versions."""
-    group = context.store.prompt_group(lease.group_id)
     stored = context.store.stored_indices(lease.group_id) if row.stored else frozenset()
     work = GenerateWork(
-        group_id=group.group_id,
-        purpose=group.purpose,
-        prompt_token_ids=group.prompt_token_ids,
+        group_id=row.group_id,
+        purpose=row.purpose,
+        prompt_token_ids=_NO_PROMPT,  # results are not held against it
         sample_indices=tuple(index for index in lease.sample_indices if index not in stored),
-        sampling=group.sampling,
+        sampling=context.store.sampling(row.group_id),
     )
     promise = Lease(
         lease_id=lease.lease_id,
@@ -117,25 +118,24 @@ def _sequence_rows(context: HubContext, batch: TrajectoryBatch) -> list[Sequence
     for version in {span.weight_version for span in batch.version_spans}:
         row = context.store.version(version)
         steps[version] = row.step if row else 0
-    spans: list[list[VersionSpan]] = [[] for _ in batch.sample_indices]
+    versions: list[list[int]] = [[] for _ in batch.sample_indices]
     for span in batch.version_spans:
-        spans[span.sample].append(span)
-    rows = []
-    for position, sample_index in enumerate(batch.sample_indices):
-        versions = [span.weight_version for span in spans[position]]
-        rows.append(
-            SequenceRow(
-                group_id=batch.group_id,
-                sample_index=sample_index,
-                length=batch.lengths[position],
-                finish_reason=batch.finish_reasons[position],
-                oldest_version=min(versions),
-                newest_version=max(versions),
-                oldest_step=min(steps[version] for version in versions),
-                newest_step=max(steps[version] for version in versions),
-            )
+        versions[span.sample].append(span.weight_version)
+    return [
+        SequenceRow(
+            group_id=batch.group_id,
+            sample_index=sample_index,
+            length=length,
+            finish_reason=reason,
+            oldest_version=min(seen),
+            newest_version=max(seen),
+            oldest_step=steps[seen[0]] if len(seen) == 1 else min(map(steps.__getitem__, seen)),
+            newest_step=steps[seen[0]] if len(seen) == 1 else max(map(steps.__getitem__, seen)),
         )
-    return rows
+        for sample_index, length, reason, seen in zip(
+            batch.sample_indices, batch.lengths, batch.finish_reasons, versions, strict=True
+        )
+    ]
 
 
 def _part_is_whole(context: HubContext, lease: LeaseRow, row: GroupRow) -> bool:

@@ -27,7 +27,14 @@ from hetero_rl.hub.stores.records import (
     VersionRow,
     WorkerRow,
 )
-from hetero_rl.wire.messages import Event, PromptGroup, Purpose, TrajectoryBatch, WeightManifest
+from hetero_rl.wire.messages import (
+    Event,
+    PromptGroup,
+    Purpose,
+    SamplingParameters,
+    TrajectoryBatch,
+    WeightManifest,
+)
 
 __all__ = ["ConflictError", "HubStore"]
 
@@ -102,6 +109,10 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
     @abstractmethod
     def prompt_group(self, group_id: str) -> PromptGroup:
         """A known group as it was enqueued; prompt and payload are empty once pruned."""
+
+    @abstractmethod
+    def sampling(self, group_id: str) -> SamplingParameters:
+        """How a known group is sampled."""
 
     @abstractmethod
     def put_group(self, row: GroupRow) -> None:

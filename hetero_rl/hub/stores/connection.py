@@ -13,6 +13,7 @@ from typing import Any
 
 from hetero_rl.errors import DamagedError, DiskFullError, HeteroRLError, InvalidMessageError, StorageError
 from hetero_rl.hub.stores.base import ConflictError
+from hetero_rl.hub.stores.cache import RowCache
 from hetero_rl.hub.stores.schema import ADDED_TABLES, SCHEMA, SCHEMA_VERSION
 
 __all__ = ["JournalConnection", "check_schema_version", "storage_error"]
@@ -62,6 +63,8 @@ class JournalConnection:
         except sqlite3.Error as error:
             raise storage_error(error, path) from error
         self._changes_before = 0
+        self.cache = RowCache()
+        """Rows read before; forgotten with whatever is undone."""
 
     def _prepare(self) -> None:
         for pragma in (
@@ -90,6 +93,7 @@ class JournalConnection:
 
     def rollback(self) -> None:
         """Undoes the open transaction, if any: SQLite itself ends one on a full disk."""
+        self.cache.clear()
         if self._connection.in_transaction:
             self.execute("ROLLBACK")
 
@@ -100,6 +104,7 @@ class JournalConnection:
         try:
             yield
         except BaseException:
+            self.cache.clear()
             if self._connection.in_transaction:
                 self.execute("ROLLBACK TO nested")
                 self.execute("RELEASE nested")

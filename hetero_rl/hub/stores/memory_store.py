@@ -29,7 +29,14 @@ from hetero_rl.hub.stores.records import (
     WorkerRow,
 )
 from hetero_rl.wire.columns import Int32Bytes
-from hetero_rl.wire.messages import Event, PromptGroup, Purpose, TrajectoryBatch, WeightManifest
+from hetero_rl.wire.messages import (
+    Event,
+    PromptGroup,
+    Purpose,
+    SamplingParameters,
+    TrajectoryBatch,
+    WeightManifest,
+)
 
 __all__ = ["MemoryStore"]
 
@@ -141,6 +148,10 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
         if group_id not in self._tables.prompts:
             raise ConflictError(f"group {group_id!r} is not in the store")
         return self._tables.prompts[group_id]
+
+    def sampling(self, group_id: str) -> SamplingParameters:
+        """See `HubStore`."""
+        return self.prompt_group(group_id).sampling
 
     def put_group(self, row: GroupRow) -> None:
         """See `HubStore`."""

@@ -68,7 +68,6 @@ CREATE TABLE submissions (
     generation_seconds REAL NOT NULL,
     UNIQUE (worker_name, worker_epoch, sequence)
 ) STRICT;
-CREATE INDEX submissions_by_group ON submissions (group_id);
 
 CREATE TABLE sequences (
     group_id TEXT NOT NULL,

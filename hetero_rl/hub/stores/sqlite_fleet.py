@@ -72,6 +72,7 @@ class FleetTables(HubStore):
 
     def put_worker(self, worker: WorkerRow) -> None:
         """See `HubStore`."""
+        self._journal.cache.forget("worker")
         probe = worker.last_probe
         self._journal.execute(
             "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -91,6 +92,9 @@ class FleetTables(HubStore):
 
     def worker(self, worker_name: str) -> WorkerRow | None:
         """See `HubStore`."""
+        return self._journal.cache.get("worker", worker_name, lambda: self._worker(worker_name))
+
+    def _worker(self, worker_name: str) -> WorkerRow | None:
         row = self._journal.row(f"{_SELECT_WORKER} WHERE worker_name = ?", (worker_name,))
         return None if row is None else _worker_row(row)
 
@@ -100,6 +104,10 @@ class FleetTables(HubStore):
 
     def add_completions(self, worker_name: str, completions: int) -> None:
         """See `HubStore`."""
+        worker = self.worker(worker_name)
+        if worker is not None:
+            worker = dataclasses.replace(worker, completions=worker.completions + completions)
+            self._journal.cache.put("worker", worker_name, worker)
         self._journal.execute(
             "UPDATE workers SET completions = completions + ? WHERE worker_name = ?",
             (completions, worker_name),

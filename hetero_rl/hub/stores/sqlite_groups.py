@@ -18,6 +18,12 @@ _GROUP_FIELDS = tuple(field.name for field in dataclasses.fields(GroupRow))
 _GROUP_COLUMNS = ", ".join(_GROUP_FIELDS)
 _SELECT_GROUP = f"SELECT {_GROUP_COLUMNS} FROM groups"  # ruff: ignore[hardcoded-sql-expression] names of our own fields
 _INSERT_GROUP = f"INSERT INTO groups ({_GROUP_COLUMNS}) VALUES ({', '.join('?' * len(_GROUP_FIELDS))})"  # ruff: ignore[hardcoded-sql-expression] the same
+# SQLite rewrites the entry of every index whose columns a statement sets, also to the value they have: most updates leave
+# the step alone, and then the index by step.
+_UPDATE_GROUP_IN_PLACE = (
+    "UPDATE groups SET state = ?, attempts = ?, admitted_step = ?, oldest_step = ?, stored = ? "
+    "WHERE group_id = ? AND step = ?"
+)
 _UPDATE_GROUP = (
     "UPDATE groups SET state = ?, step = ?, attempts = ?, admitted_step = ?, oldest_step = ?, stored = ? "
     "WHERE group_id = ?"
@@ -50,6 +56,9 @@ class GroupTables(HubStore):
 
     def run(self) -> RunRecord | None:
         """See `HubStore`."""
+        return self._journal.cache.get("run", None, self._run)
+
+    def _run(self) -> RunRecord | None:
         row = self._journal.row("SELECT request, trainer_epoch, state, committed_step, pruned_step FROM run")
         if row is None:
             return None
@@ -63,6 +72,7 @@ class GroupTables(HubStore):
 
     def put_run(self, run: RunRecord) -> None:
         """See `HubStore`."""
+        self._journal.cache.forget("run")
         self._journal.execute(
             "INSERT OR REPLACE INTO run VALUES (1, ?, ?, ?, ?, ?, ?)",
             (
@@ -114,20 +124,19 @@ class GroupTables(HubStore):
             min_weight_version=row.min_weight_version,
         )
 
+    def sampling(self, group_id: str) -> SamplingParameters:
+        """See `HubStore`."""
+        found = self._journal.row("SELECT sampling FROM prompts WHERE group_id = ?", (group_id,))
+        if found is None:
+            raise ConflictError(f"group {group_id!r} is not in the journal")
+        return decode(SamplingParameters, found[0])
+
     def put_group(self, row: GroupRow) -> None:
         """See `HubStore`."""
-        changed = self._journal.update(
-            _UPDATE_GROUP,
-            (
-                int(row.state),
-                row.step,
-                row.attempts,
-                row.admitted_step,
-                row.oldest_step,
-                row.stored,
-                row.group_id,
-            ),
-        )
+        values = (row.attempts, row.admitted_step, row.oldest_step, row.stored, row.group_id)
+        changed = self._journal.update(_UPDATE_GROUP_IN_PLACE, (int(row.state), *values, row.step))
+        if not changed:
+            changed = self._journal.update(_UPDATE_GROUP, (int(row.state), row.step, *values))
         if not changed:
             raise ConflictError(f"group {row.group_id!r} is not in the journal")
 

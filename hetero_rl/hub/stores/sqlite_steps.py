@@ -69,6 +69,7 @@ class StepTables(HubStore):
 
     def abandon_after(self, step: int) -> int:
         """See `HubStore`."""
+        self._journal.cache.forget("version")
         self._journal.execute("UPDATE versions SET abandoned = 1 WHERE step > ?", (step,))
         return self._journal.update(
             "UPDATE steps SET abandoned = 1 WHERE step > ? AND abandoned = 0", (step,)
@@ -82,6 +83,7 @@ class StepTables(HubStore):
 
     def add_version(self, manifest: WeightManifest) -> None:
         """See `HubStore`."""
+        self._journal.cache.forget("version")
         self._journal.execute(
             "INSERT INTO versions VALUES (?, ?, ?, 0, 0, ?)",
             (manifest.version, manifest.step, manifest.state_digest, encode(manifest)),
@@ -94,6 +96,9 @@ class StepTables(HubStore):
 
     def version(self, version: int) -> VersionRow | None:
         """See `HubStore`."""
+        return self._journal.cache.get("version", version, lambda: self._version(version))
+
+    def _version(self, version: int) -> VersionRow | None:
         row = self._journal.row(f"{_SELECT_VERSION} WHERE version = ?", (version,))
         return None if row is None else _version_row(row)
 
@@ -105,11 +110,15 @@ class StepTables(HubStore):
 
     def latest_version(self) -> VersionRow | None:
         """See `HubStore`."""
+        return self._journal.cache.get("version", "latest", self._latest_version)
+
+    def _latest_version(self) -> VersionRow | None:
         row = self._journal.row(f"{_SELECT_VERSION} ORDER BY version DESC LIMIT 1")
         return None if row is None else _version_row(row)
 
     def mark_version_pruned(self, version: int) -> None:
         """See `HubStore`."""
+        self._journal.cache.forget("version")
         if not self._journal.update("UPDATE versions SET pruned = 1 WHERE version = ?", (version,)):
             raise ConflictError(f"weight version {version} is not in the journal")
 

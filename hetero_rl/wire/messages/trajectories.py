@@ -77,6 +77,12 @@ class TrajectoryBatch:
     """N values, 1 where the policy chose the token; None: everywhere."""
     routed_experts: RoutedExperts | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of all columns."""
+        experts = self.routed_experts.expert_ids if self.routed_experts else b""
+        return len(self.token_ids) + len(self.log_probs or b"") + len(self.action_mask or b"") + len(experts)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreBatch:
@@ -86,6 +92,11 @@ class ScoreBatch:
     log_probs: Float32Bytes
     weight_version: int
     numerics_id: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the column."""
+        return len(self.log_probs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

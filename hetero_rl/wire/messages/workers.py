@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -59,10 +60,20 @@ class NumericsRecord:
     @property
     def numerics_id(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 over the canonical JSON of all fields."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["knobs"] = dict(self.knobs)
-        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        values = tuple(getattr(self, name) for name in _NUMERICS_FIELDS)
+        return _numerics_id(values, tuple(sorted(self.knobs.items())))
+
+
+_NUMERICS_FIELDS = tuple(field.name for field in dataclasses.fields(NumericsRecord) if field.name != "knobs")
+
+
+@functools.lru_cache(maxsize=256)
+def _numerics_id(values: tuple[str | bool, ...], knobs: tuple[tuple[str, str], ...]) -> str:
+    """With a memory: every submission is held against the id of its worker."""
+    fields: dict[str, object] = dict(zip(_NUMERICS_FIELDS, values, strict=True))
+    fields["knobs"] = dict(knobs)
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

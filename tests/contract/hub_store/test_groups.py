@@ -18,6 +18,7 @@ class TestGroups:
     def test_a_group_comes_back_as_it_was_enqueued(self, store, rows):
         store.add_group(rows.prompt())
         assert store.prompt_group("g0") == rows.prompt()
+        assert store.sampling("g0") == rows.prompt().sampling
         row = store.group("g0")
         assert (row.state, row.step, row.stored, row.min_weight_version) == (GroupState.QUEUED, 0, 0, 3)
 
@@ -25,6 +26,8 @@ class TestGroups:
         assert store.group("nobody") is None
         with pytest.raises(ConflictError, match="nobody"):
             store.prompt_group("nobody")
+        with pytest.raises(ConflictError, match="nobody"):
+            store.sampling("nobody")
 
     def test_a_known_group_is_not_added_again(self, store, rows):
         store.add_group(rows.prompt())

@@ -7,7 +7,9 @@ import sqlite3
 import pytest
 
 from hetero_rl.errors import DamagedError, DiskFullError, StorageError
+from hetero_rl.hub.stores.records import WorkerRow
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
+from hetero_rl.wire.messages import WorkerState
 
 
 class TestTransactions:
@@ -33,6 +35,32 @@ class TestTransactions:
         with store.nested():
             store.count("after")
         assert store.counters() == {"after": 1, "before": 1}
+
+    def test_what_was_read_before_is_forgotten_when_it_is_undone(self, store, rows):
+        worker = WorkerRow(request=rows.join, worker_epoch=1, state=WorkerState.ACTIVE)
+        store.put_run(rows.run)
+        store.put_worker(worker)
+        store.commit()
+        store.begin()
+        changed = dataclasses.replace(rows.run, committed_step=7)
+        busy = dataclasses.replace(worker, completions=5)
+        name = worker.request.worker_name
+
+        def read():
+            return store.run(), store.worker(name)
+
+        with contextlib.suppress(KeyError), store.nested():
+            store.put_run(changed)
+            store.add_completions(name, 5)
+            assert read() == (changed, busy)
+            raise KeyError
+        assert read() == (rows.run, worker)
+        store.put_run(changed)
+        store.add_completions(name, 5)
+        assert read() == (changed, busy)
+        store.rollback()
+        store.begin()
+        assert read() == (rows.run, worker)
 
     def test_a_commit_without_writes_says_so(self, store):
         store.commit()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 import threading
 
@@ -14,11 +15,13 @@ from hetero_rl.hub.blobs import LocalBlobStore
 from hetero_rl.hub.handlers.context import HubSettings
 from hetero_rl.hub.server import running_hub, running_local_hub
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
-from hetero_rl.v1 import rollout_service_pb2
+from hetero_rl.v1 import columns_pb2, errors_pb2, rollout_service_pb2, trajectory_pb2
 from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient
 from hetero_rl.wire.clients import RolloutClient, WeightClient
+from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
+from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.health import CHECK_METHOD, ServingStatus, decode_status
-from hetero_rl.wire.messages import NoWorkReason, Purpose, WeightEncoding, WorkerIdentity
+from hetero_rl.wire.messages import DataType, NoWorkReason, Purpose, WeightEncoding, WorkerIdentity
 
 WATCH_METHOD = "/grpc.health.v1.Health/Watch"
 
@@ -223,9 +226,9 @@ def test_an_older_trainer_is_fenced(hub_thread, trainer, messages):
             trainer.enqueue_groups([messages.group(0)])
 
 
-def submit_raw(address, data):
+def submit_raw(address, data, name="SubmitResults"):
     with grpc.insecure_channel(address) as channel:
-        method = channel.unary_unary("/hetero_rl.v1.RolloutService/SubmitResults")
+        method = channel.unary_unary(f"/hetero_rl.v1.RolloutService/{name}")
         with pytest.raises(grpc.RpcError) as caught:
             method(data, timeout=100)
         return caught.value.code()
@@ -351,3 +354,65 @@ def test_the_address_file_holds_the_picked_port_while_the_hub_serves(tmp_path):
 
     asyncio.run(serve())
     assert not (tmp_path / "address").exists()
+
+
+def test_results_of_several_leases_in_one_call_are_stored_or_refused_one_by_one(
+    hub_thread, trainer, messages
+):
+    open_and_publish(trainer, messages)
+    trainer.enqueue_groups([messages.group(0), messages.group(1), messages.group(2)])
+
+    async def work():
+        async with RolloutClient(hub_thread.address) as client:
+            worker = await join(client, messages)
+            grant = await client.lease_work(worker, loaded_weight_version=1, free_sequences=8, wait=0)
+            first, second, third = [
+                messages.submission(worker, sequence, lease) for sequence, lease in enumerate(grant.leases)
+            ]
+            positive = dataclasses.replace(second.results, log_probs=float32_column([0.5] * 4))
+            bad = dataclasses.replace(second, results=positive)
+            lost = dataclasses.replace(third, lease_id="nobody.0")
+            return await client.submit_batch([first, bad, lost]), await client.submit_batch([first, second])
+
+    (stored, wrong, lost), (again, right) = asyncio.run(work())
+    assert (stored.duplicate, again.duplicate, right.duplicate) == (False, True, False)
+    assert (wrong.reason, wrong.details["field"]) == ("INVALID_FIELD", "TrajectoryBatch.log_probs")
+    assert lost.reason == "LEASE_LOST"
+    with FleetClient(hub_thread.address) as fleet:
+        status = fleet.run_status()
+    assert status.training.finished == 2
+    assert status.counters["refused_lease_lost"] == 1
+    assert status.counters["refused_invalid_field_TrajectoryBatch.log_probs"] == 1
+
+
+@pytest.mark.parametrize("submissions", [0, 257])
+def test_a_call_with_no_results_or_too_many_is_refused(hub_thread, trainer, messages, submissions):
+    open_and_publish(trainer, messages)
+    request = rollout_service_pb2.SubmitBatchRequest(
+        submissions=[rollout_service_pb2.SubmitResultsRequest()] * submissions
+    )
+    assert submit_raw(hub_thread.address, request.SerializeToString(), "SubmitBatch") is (
+        grpc.StatusCode.INVALID_ARGUMENT
+    )
+
+
+def test_results_of_one_call_may_take_together_what_one_may(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+    tokens = 2**18  # of 2^19 that one submission may have; the columns are deflated to next to nothing
+    batch = trajectory_pb2.TrajectoryBatch(sample_indices=[0], finish_reasons=[2])
+    batch.lengths.CopyFrom(encode_column(int32_column([tokens]), DataType.INT32))
+    zeros = encode_column(bytes(4 * tokens), DataType.INT32, ColumnEncoding.BYTE_PLANES)
+    batch.token_ids.CopyFrom(zeros)
+    zeros.data_type = columns_pb2.DATA_TYPE_FLOAT32
+    batch.log_probs.CopyFrom(zeros)
+    worker = rollout_service_pb2.WorkerIdentity(worker_name="w1", worker_epoch=1)
+    one = rollout_service_pb2.SubmitResultsRequest(worker=worker, trajectories=batch)
+    request = rollout_service_pb2.SubmitBatchRequest(submissions=[one] * 4)
+    with grpc.insecure_channel(hub_thread.address) as channel:
+        method = channel.unary_unary("/hetero_rl.v1.RolloutService/SubmitBatch")
+        answer = rollout_service_pb2.SubmitBatchResponse.FromString(
+            method(request.SerializeToString(), timeout=100)
+        )
+    reasons = [int(outcome.refusal.refusal.reason) for outcome in answer.outcomes]
+    too_large = errors_pb2.REFUSAL_REASON_TOO_LARGE
+    assert [reason == too_large for reason in reasons] == [False, False, True, True]

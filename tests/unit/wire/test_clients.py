@@ -337,3 +337,19 @@ async def test_no_work_comes_with_its_reason(serve):
         )
     assert (grant.leases, grant.no_work_reason.name, grant.latest_weight_version) == ((), "STALENESS_GATE", 4)
     assert (hub.requests[0].wait.seconds, hub.requests[0].wait.nanos) == (0, 250_000_000)
+
+
+@pytest.mark.asyncio
+async def test_a_hub_that_takes_results_only_one_by_one_gets_them_so(serve):
+    hub = Rollout()  # the base class of a servicer answers UNIMPLEMENTED to what it does not have
+    address = serve(lambda server: rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(hub, server))
+    scores = ScoreBatch(score_id="s", log_probs=float32_column([-1.0]), weight_version=1, numerics_id="n")
+    sequence = [
+        Submission(worker=WorkerIdentity("w", 1), sequence=number, lease_id="l", final=True, results=scores)
+        for number in range(3)
+    ]
+    async with RolloutClient(address) as client:
+        first = await client.submit_batch(sequence)
+        second = await client.submit_batch(sequence[:1])
+    assert [receipt.credits for receipt in (*first, *second)] == [9] * 4
+    assert sorted(request.sequence for request in hub.requests) == [0, 0, 1, 2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hetero_rl.config.tree import Config
-from hetero_rl.errors import FencedError, RefusedError, UnreachableError
+from hetero_rl.errors import FencedError, HeteroRLError, RefusedError, UnreachableError
 from hetero_rl.hub.handlers.routes import plan
 from hetero_rl.weights.full import encode_full, stage_full
 from hetero_rl.weights.model_files import collect_model_files, model_digests
@@ -74,6 +74,7 @@ class FakeHub:
         self.finished: dict[str, list] = {}
         self.submissions: dict[int, object] = {}
         self.duplicates = 0
+        self.batch_sizes: list[int] = []
         self.versions = {}
         self.sampling = SAMPLING
         self.joins = []
@@ -240,6 +241,17 @@ class FakeHub:
         await self._notify()
         self._called("submit_reply")
         return SubmissionReceipt(duplicate=duplicate, credits=64)
+
+    async def submit_batch(self, submissions):
+        self._called("submit_batch")
+        self.batch_sizes.append(len(submissions))
+        outcomes = []
+        for submission in submissions:
+            try:
+                outcomes.append(await self.submit_results(submission))
+            except HeteroRLError as error:
+                outcomes.append(error)
+        return tuple(outcomes)
 
     async def heartbeat(self, heartbeat):
         self._called("heartbeat")

@@ -497,3 +497,47 @@ async def test_the_scratch_directory_is_gone_after_an_orderly_end(hub, fleet):
     await hub.publish(1)
     await fleet.serve()
     assert [path for path in (fleet.cache_dir / "workers").rglob("*") if path.is_file()] == []
+
+
+def hand_in_together(hub, fleet, *, groups):
+    """Groups that all finish while one submission is under way, so that the rest goes out in one call."""
+    hub.add_groups(groups)
+    return fleet.serve(capacity=4 * groups)
+
+
+async def test_groups_that_finish_together_share_a_call(hub, fleet):
+    await hub.publish(1)
+    await hand_in_together(hub, fleet, groups=20)
+    assert len(hub.finished) == 20
+    assert max(hub.batch_sizes) > 1
+    assert hub.duplicates == 0
+
+
+async def test_one_of_several_that_is_refused_does_not_hold_up_the_others(hub, fleet):
+    await hub.publish(1)
+    hub.complete_when_done = False
+    refused = RefusedError("log_probs must be finite", "INVALID_FIELD")
+    hub.fail("submit_results", refused)
+    running = asyncio.create_task(hand_in_together(hub, fleet, groups=20))
+    await hub.until(lambda: len(hub.finished) == 19)
+    assert hub.calls["submit_results"] == 20
+    fleet.signals.put_nowait("SIGTERM")
+    await running
+
+
+async def test_one_of_several_that_the_disk_had_no_room_for_is_handed_in_again(hub, fleet):
+    await hub.publish(1)
+    full = RefusedError("the disk is full", "STORAGE_FULL")
+    hub.fail("submit_results", full, full, full)
+    await hand_in_together(hub, fleet, groups=20)
+    assert len(hub.finished) == 20
+
+
+async def test_several_that_a_hub_refuses_as_a_whole_are_handed_in_one_by_one(hub, fleet):
+    def refuse(_):
+        raise RefusedError("too much at once", "TOO_LARGE")
+
+    await hub.publish(1)
+    hub.before["submit_batch"] = refuse
+    await hand_in_together(hub, fleet, groups=20)
+    assert len(hub.finished) == 20
