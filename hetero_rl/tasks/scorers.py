@@ -1,9 +1,8 @@
 """Scorers, as they run inside a grader process: payload and completion in, reward out.
 
-No scorer of reasoning-gym evaluates model text here. Some of its own do (they call `eval`, or sympy's `parse_expr`, which
+No scorer here evaluates model text. Some of reasoning-gym's own do (they call `eval`, or sympy's `parse_expr`, which
 calls it). Those that do so only when the text is not the exact answer see it only when it is; the others are refused.
-math-verify is an exception: it reads LaTeX with a grammar, but hands text that matches its pattern of plain arithmetic
-(digits and operators) to `parse_expr`. The limits of the grader process are what bounds that.
+Mathematical answers are read by `math_scorer`.
 """
 
 import re
@@ -74,20 +73,11 @@ def _reasoning_gym_scorer(dataset: str, options: Mapping[str, Any]) -> Scorer:
 
 
 def _math_verify_scorer() -> Scorer:
-    import logging
+    from hetero_rl.tasks.math_scorer import math_scorer
 
-    from math_verify import parse, verify
-
-    # It says once for every process that its own timer is off; the grader process has a timer.
-    logging.disable(logging.WARNING)
+    compare = math_scorer()
 
     def score(payload: bytes, completion: str) -> float:
-        reference = str(decode_payload(payload)["answer"])
-        answer = extract_answer(completion)
-        if answer == reference:
-            return 1.0
-        wanted = parse(f"${reference}$", parsing_timeout=None)
-        given = parse(answer, parsing_timeout=None)
-        return 1.0 if wanted and given and verify(wanted, given, timeout_seconds=None) else 0.0
+        return compare(str(decode_payload(payload)["answer"]), extract_answer(completion))
 
     return score

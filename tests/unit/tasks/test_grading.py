@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import pytest
 
 from hetero_rl.errors import TaskError
 from hetero_rl.tasks import Grade, Grader, GradeRequest, GradingOutcome
+from hetero_rl.tasks.math_scorer import math_scorer
 from hetero_rl.tasks.payload import encode_payload
 from hetero_rl.tasks.reasoning_gym_task import ReasoningGymTask
 from hetero_rl.tasks.scorers import EXACT_ANSWERS, load_scorer
@@ -154,17 +156,90 @@ def test_text_that_would_run_if_it_were_evaluated_does_not_run(tmp_path):
     ("reference", "completion", "reward"),
     [
         ("42", "The answer is 42", 1.0),
+        ("42", "The answer is 42 (I also tried 41).", 1.0),
+        ("42", "First 40, then 41, so it is 42.", 1.0),
         ("1/2", "so we get 0.5", 1.0),
+        ("0.5", "50%", 1.0),
+        ("1,000", "x = 1000", 1.0),
         (r"\frac{1}{2}", r"$\frac{2}{4}$", 1.0),
+        (r"2\sqrt{3}", r"therefore \boxed{\sqrt{12}}", 1.0),
+        (r"\frac{\pi}{4}", r"\(x = \pi/4\)", 1.0),
         ("Paris", "<answer> Paris </answer>", 1.0),
+        (r"x^2+1", r"$1+x^2$", 1.0),
+        (r"x^2+1", r"$1+x^3$", 0.0),
+        (r"\{1,2\}", r"$\{2,1\}$", 1.0),
         ("42", "<answer>41</answer> or 42?", 0.0),
         ("42", "forty-one", 0.0),
+        ("42", "", 0.0),
+        ("42", r"\boxed{41}, not 42", 0.0),
     ],
 )
-def test_math_verify_compares_values_not_text(math_grader, reference, completion, reward):
+def test_mathematical_answers_are_compared_by_value_not_text(math_grader, reference, completion, reward):
     payload = encode_payload({"answer": reference}, "it")
 
     assert math_grader.grade([GradeRequest(payload=payload, completion=completion)])[0].reward == reward
+
+
+HOSTILE_ANSWERS = [
+    "{attack}",
+    "${attack}$",
+    r"\boxed{{{attack}}}",
+    r"\({attack}\)",
+    "the answer is {attack}",
+    "1 + {attack}",
+    "$1 + {attack}$",
+    r"$\text{{{attack}}}$",
+    r"$\operatorname{{{attack}}}(1)$",
+    r"$\frac{{{attack}}}{{2}}$",
+    r"$x_{{{attack}}}$",
+    r"$\mathrm{{{attack}}}$",
+    "${attack} = 1$",
+]
+ATTACKS = [
+    "__import__('pathlib').Path('trap').touch()",
+    "().__class__.__base__.__subclasses__()",
+    "9**9**9**9",
+    "factorial(10**9)",
+    "Integer(2)**10**10",
+    "(1).__class__",
+    "S('1+1')",
+]
+
+
+@pytest.mark.parametrize("reference", ["42", "x^2+1"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_answer_reaches_an_evaluator(monkeypatch, attack, reference):
+    sympy_parser = pytest.importorskip("sympy.parsing.sympy_parser")
+    for name in ("parse_expr", "eval_expr"):  # the scorer replaces them; this test puts them back
+        monkeypatch.setattr(sympy_parser, name, getattr(sympy_parser, name))
+    score = math_scorer()
+    tried = []
+    monkeypatch.setattr("builtins.eval", lambda *text, **_: tried.append(text))
+    for form in HOSTILE_ANSWERS:
+        if (
+            "**" not in attack or "$" not in form
+        ):  # a tower of powers is bounded by the limits of the grader process
+            with contextlib.suppress(Exception):
+                score(reference, form.format(attack=attack))
+
+    assert tried == []
+
+
+def test_where_sympy_evaluates_text_it_refuses_in_a_grader():
+    program = """
+from hetero_rl.tasks.math_scorer import math_scorer
+import sympy
+from sympy.parsing import parse_expr
+math_scorer()
+for evaluate in (parse_expr, sympy.sympify, sympy.S):
+    try:
+        print(evaluate("1 + 1"))
+    except Exception as error:
+        print(type(error).__name__, "text is never evaluated here" in str(error))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines() == ["ValueError True"] * 3
 
 
 @pytest.fixture(scope="module")
