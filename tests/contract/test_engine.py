@@ -6,6 +6,7 @@ can be looked at.
 
 import asyncio
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
@@ -36,6 +37,19 @@ PROMPT = (3, 5, 7, 11)
 # An engine computes in float32; prefill and decoding add up in other orders.
 ROUNDING = 1e-4
 
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": STOP,
+}
+
 State = list[tuple[str, torch.Tensor]]
 
 
@@ -53,19 +67,7 @@ def _random_state(model: torch.nn.Module, seed: int) -> State:
 
 
 def _transformers_subject(model_dir: Path, family: str, *, tied: bool) -> Subject:
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 32,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": tied,
-        "bos_token_id": 1,
-        "eos_token_id": STOP,
-    }
+    sizes = {**SIZES, "tie_word_embeddings": tied}
     config_class, model_class = {
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
         "llama": (LlamaConfig, LlamaForCausalLM),
@@ -95,17 +97,37 @@ def _subject(engine_class, model_dir: Path, state: Callable[[int], State]) -> Su
     )
 
 
+def _beside(name: str):
+    """The module in a file beside this one."""
+    specification = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
 def _recorded_vllm_subject(model_dir: Path, release: str) -> Subject:
     """The vLLM adapter on the recorded interface of a release."""
-    source = Path(__file__).parent / "fake_vllm.py"
-    specification = importlib.util.spec_from_file_location("fake_vllm", source)
-    fake_vllm = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(fake_vllm)
+    fake_vllm = _beside("fake_vllm")
 
     def build(settings: EngineSettings) -> Engine:
         return VllmEngine(settings, lambda: load_library(fake_vllm.FakeVllm(release).import_module))
 
     return dataclasses.replace(_transformers_subject(model_dir, "llama", tied=True), engine_class=build)
+
+
+def _real_vllm_subjects() -> dict[str, Callable[[Path], Subject]]:
+    """The vLLM adapter on the vLLM that is installed; `make test-vllm` has one."""
+    real_vllm = _beside("real_vllm")
+
+    def subject(model_dir: Path, kind: str) -> Subject:
+        model = real_vllm.make_model(kind, model_dir, SIZES)
+        return _subject(
+            lambda settings: real_vllm.SharedEngine(settings, kind),
+            model_dir,
+            lambda seed: real_vllm.random_state(model, seed),
+        )
+
+    return {f"vllm-{kind}": functools.partial(subject, kind=kind) for kind in real_vllm.MODELS}
 
 
 SUBJECTS = {
@@ -117,6 +139,8 @@ SUBJECTS = {
     "vllm-0.23-recorded": lambda path: _recorded_vllm_subject(path, "0.23.0"),
     "vllm-0.33-recorded": lambda path: _recorded_vllm_subject(path, "0.33.0"),
 }
+if importlib.util.find_spec("vllm") is not None:
+    SUBJECTS = _real_vllm_subjects()
 
 
 @pytest.fixture(scope="module", params=SUBJECTS)

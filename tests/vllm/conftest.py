@@ -120,7 +120,7 @@ class Cluster:
         self.settings.write_text(SETTINGS.format(directory=directory, dtype=dtype, steps=steps))
         self.run = directory / "run"
         self.trainer = self._start("trainer", sys.executable, [*COMMAND, "train", self.settings])
-        self.hub = self._wait_for(self.run / "hub.address")
+        self.hub = self._wait_for(self.run / "hub" / "address")
         self.worker = None
 
     def start_worker(self, *start):
