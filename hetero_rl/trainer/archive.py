@@ -54,6 +54,11 @@ class VersionArchive:
         self._scorer = SnapshotScorer(policy)
         self._snapshots: dict[int, Snapshot] = {}
 
+    @property
+    def keeps(self) -> bool:
+        """Whether snapshots are wanted at all."""
+        return self._mode != "never"
+
     def keep(self, version: int, snapshot: Snapshot) -> None:
         """Remembers a published version and lets go of those that no batch may hold any more."""
         if self._mode == "never":

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING
 from hetero_rl.errors import DamagedError
 from hetero_rl.trainer.snapshots import Snapshot
 from hetero_rl.weights.encodings import supported_encodings
-from hetero_rl.weights.full import EncodedVersion, encode_full, stage_full
+from hetero_rl.weights.full import EncodedVersion, encode_full, encode_full_tensors, stage_full
 from hetero_rl.weights.manifest import raw_size
+from hetero_rl.weights.tensors import distinct_tensors
 from hetero_rl.wire.messages import DataType, ProbeCard, WeightEncoding
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from hetero_rl.weights.held import HeldWeights
@@ -81,8 +84,7 @@ class Baseline:
     ) -> EncodedVersion:
         """Codes a snapshot in the way that is due; the baseline stays where it is."""
         held = self._held
-        anchor_in_place = not self._takes_routes and self._since_anchor + 1 >= self._anchor_every
-        if held is not None and not anchor_in_place and not self._full_copies_left:
+        if held is not None and not self._full_copy_due:
             try:
                 encoded = self._encode_delta(held, snapshot, directory, version, card)
             except DamagedError as error:
@@ -91,6 +93,29 @@ class Baseline:
                 if _coded_size(encoded) < sum(map(raw_size, encoded.manifest.tensors)):
                     return encoded
         return encode_anchor(snapshot, directory, version=version, card=card)
+
+    def difference(
+        self, state: "Mapping[str, torch.Tensor]", step: int, serving_dtype: "torch.dtype"
+    ) -> Snapshot | None:
+        """The policy after a step as what changed since the version stored last; None when a full copy is due.
+
+        Takes one tensor of extra memory and what changed. To be coded before `stored` is called again.
+        """
+        if self._held is None or self._full_copy_due:
+            return None
+        from hetero_rl.weights.difference import Difference
+
+        try:
+            found = Difference.of(self._held, state, serving_dtype)
+        except DamagedError as error:
+            _LOG.warning("the weights of step %d are a full copy: %s", step, error)
+            return None
+        return Snapshot(step, found, found)
+
+    @property
+    def _full_copy_due(self) -> bool:
+        in_place = not self._takes_routes and self._since_anchor + 1 >= self._anchor_every
+        return in_place or bool(self._full_copies_left)
 
     def prepare(self, data_type: DataType) -> None:
         """Compiles the codec for a serving type, which takes seconds the first time in an installation."""
@@ -177,14 +202,16 @@ class Baseline:
         version: int,
         card: ProbeCard | None,
     ) -> EncodedVersion:
-        from hetero_rl.weights.held import encode_delta
+        from hetero_rl.weights.difference import Difference
+        from hetero_rl.weights.held import encode_changes
         from hetero_rl.weights.rewind import ChangeLog
 
         self._directory.mkdir(parents=True, exist_ok=True)
         self._pending = ChangeLog(held.manifest, self._directory / f"before-{version}")
-        delta = encode_delta(
+        difference = snapshot.difference or Difference.of(held, snapshot.tensors, None)
+        delta = encode_changes(
             held,
-            snapshot.tensors,
+            difference.changes,
             directory,
             version=version,
             step=snapshot.step,
@@ -215,7 +242,8 @@ def encode_anchor(
     snapshot: Snapshot, directory: Path, *, version: int, card: ProbeCard | None
 ) -> EncodedVersion:
     """Codes a snapshot as a full copy."""
-    return encode_full(snapshot.tensors, directory, version=version, step=snapshot.step, probe_card=card)
+    tensors = snapshot.difference.distinct() if snapshot.difference else distinct_tensors(snapshot.tensors)
+    return encode_full_tensors(tensors, directory, version=version, step=snapshot.step, probe_card=card)
 
 
 def _coded_size(encoded: EncodedVersion) -> int:

@@ -6,7 +6,7 @@
     start(s + 1)           ────► prompts, take, grade
     optimizer step s                   │
     commit s to the hub                │
-    snapshot, publish      ───────────────────────────────► probe card, encode,
+    compare, publish       ───────────────────────────────► probe card, encode,
     request evaluation     ──────────────│────────────────── upload, publish ────────► enqueue, take, grade
     write metrics          ◄─────────────│───────────────────────│──────────────────── result, when it is there
     checkpoint when due                  │                       │
@@ -153,9 +153,11 @@ class TrainingLoop:
         evaluate = last or (every > 0 and self.step % every == 0)
         if evaluate or self.step % self.config.weights.publish_every == 0:
             with self.clock.waiting("publish"):
-                snapshot = self.publisher.snapshot(self.step)
-                version = self.publisher.publish(snapshot)
-            self.archive.keep(version, snapshot)
+                if self.archive.keeps:
+                    snapshot = self.publisher.snapshot(self.step)
+                    self.archive.keep(self.publisher.publish(snapshot), snapshot)
+                else:
+                    self.publisher.publish_step(self.step)
         if evaluate:
             self.evaluator.request(self.step, self.publisher.version)
 

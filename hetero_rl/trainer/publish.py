@@ -1,14 +1,15 @@
 """Publishes the policy as weight versions while training goes on.
 
     main thread                          publishing thread                     hub
-    publish(step) ── snapshot ──► slot of one ─► probe card ─► encode ─► put_blob ─► publish_version
+    publish_step ── what changed ─► slot of one ─► probe card ─► encode ─► put_blob ─► publish_version
           ▲                                                                              │
           │                                           the baseline of the next delta ◄───┤
           ├───────────── waits here only when the version before is not stored yet ◄─────┘
           │                  then: anchor due? merged deltas wanted? ─► encode ──► thread of side routes ─► add_route
           └───────────── never waits for these: without them workers take a dearer way
 
-The main thread copies the policy and numbers the version; everything else is the thread's. A version counts as
+The main thread compares the policy with the baseline, tensor by tensor where the weights are, keeps what changed, and
+numbers the version; everything else is the thread's. A probe card takes a float32 copy of the weights while it is scored. A version counts as
 published when the hub has stored it, never before: `stored` and the baseline move last. A delta that the hub refuses is
 published again as a full copy, under the same number. Version numbers continue above the hub's
 latest and are never reused. An error of the thread is raised by the next call of the main thread. `close` waits for
@@ -110,6 +111,16 @@ class Publisher:
     def snapshot(self, step: int) -> Snapshot:
         """The policy as it would be published."""
         return take_snapshot(self._policy, step, self.serving_dtype)
+
+    def publish_step(self, step: int) -> int:
+        """Publishes the policy as it is now and returns the version's number; copies what changed only.
+
+        Waits until the version before is stored. The first version, and every one without the codec, is a snapshot.
+        """
+        self.wait()
+        state = self._policy.model.state_dict()
+        changed = self._baseline.difference(state, step, self.serving_dtype)
+        return self.publish(changed or self.snapshot(step))
 
     def publish(self, snapshot: Snapshot) -> int:
         """Hands a snapshot over and returns its version number; waits until the version before is stored."""

@@ -8,6 +8,7 @@ and from the trainer's current policy by rounding and by the steps made since.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from hetero_rl.trainer.layout import RowTokens
 from hetero_rl.trainer.log_probs import row_log_probs
 from hetero_rl.trainer.policy import Policy
 from hetero_rl.weights.tensors import distinct_tensors
+
+if TYPE_CHECKING:
+    from hetero_rl.weights.difference import Difference
 
 __all__ = ["Snapshot", "SnapshotScorer", "take_snapshot"]
 
@@ -27,6 +31,8 @@ class Snapshot:
     step: int
     tensors: Mapping[str, Tensor]
     """Tied names hold the same tensor."""
+    difference: "Difference | None" = None
+    """What `tensors` is when it is only what changed since the version stored last; of use until the next one is."""
 
 
 def take_snapshot(policy: Policy, step: int, serving_dtype: torch.dtype) -> Snapshot:

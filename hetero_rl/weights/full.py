@@ -5,7 +5,7 @@ worker:  WeightPort.fetch_blob ─► files ─► stage_full (every digest chec
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from hetero_rl.weights.manifest import check_manifest, raw_size
 from hetero_rl.weights.planes import decode_planes, encode_planes
 from hetero_rl.weights.seconds import StageSeconds
 from hetero_rl.weights.tensors import (
+    NamedTensor,
     data_type_of,
     distinct_tensors,
     map_file,
@@ -26,7 +27,14 @@ from hetero_rl.weights.tensors import (
 )
 from hetero_rl.wire.messages import ProbeCard, TensorEntry, WeightEncoding, WeightManifest
 
-__all__ = ["EncodedVersion", "StagedVersion", "encode_full", "stage_full", "unpack_full"]
+__all__ = [
+    "EncodedVersion",
+    "StagedVersion",
+    "encode_full",
+    "encode_full_tensors",
+    "stage_full",
+    "unpack_full",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,9 +94,33 @@ def encode_full(
 
     A tensor of a type that cannot be published raises ConfigError naming it.
     """
+    return encode_full_tensors(
+        distinct_tensors(state),
+        directory,
+        version=version,
+        step=step,
+        serving_dtype=serving_dtype,
+        probe_card=probe_card,
+        blob_bytes=blob_bytes,
+        encoding=encoding,
+    )
+
+
+def encode_full_tensors(
+    tensors: Iterable[NamedTensor],
+    directory: Path,
+    *,
+    version: int,
+    step: int,
+    serving_dtype: torch.dtype | None = None,
+    probe_card: ProbeCard | None = None,
+    blob_bytes: int = BLOB_BYTES,
+    encoding: WeightEncoding = WeightEncoding.FULL_RAW,
+) -> EncodedVersion:
+    """`encode_full` of distinct tensors that need not be alive at once."""
     entries = []
     with BlobWriter(directory, blob_bytes) as writer:
-        for named in distinct_tensors(state):
+        for named in tensors:
             tensor = serving_copy(named.tensor, serving_dtype)
             data = raw_bytes(tensor)
             data_type = data_type_of(named.name, tensor)

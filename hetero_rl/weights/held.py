@@ -33,7 +33,16 @@ from hetero_rl.weights.tensors import (
 )
 from hetero_rl.wire.messages import DataType, ProbeCard, TensorEntry, WeightEncoding, WeightManifest
 
-__all__ = ["EncodedDelta", "HeldWeights", "encode_delta", "merge_deltas"]
+__all__ = [
+    "EncodedDelta",
+    "HeldWeights",
+    "TensorChange",
+    "compared",
+    "encode_changes",
+    "encode_delta",
+    "merge_deltas",
+    "served_tensor",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +52,14 @@ class EncodedDelta:
     manifest: WeightManifest
     blobs: tuple[BlobFile, ...]
     changed: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorChange:
+    """What changed in one tensor; the entry has the digest before, and no place in a blob yet."""
+
+    entry: TensorEntry
+    changes: Changes
 
 
 class DeltaBase(Protocol):
@@ -189,10 +206,19 @@ def encode_delta(
         DamagedError: The state has other tensors, shapes, types or ties than what is held; names the tensor.
     """
     served = (
-        NamedTensor(named.name, _served(named.tensor, serving_dtype), named.tied_names)
+        NamedTensor(named.name, served_tensor(named.tensor, serving_dtype), named.tied_names)
         for named in distinct_tensors(state)
     )
-    return _encode(held, served, directory, version, step, probe_card, blob_bytes, log)
+    return encode_changes(
+        held,
+        compared(held, served),
+        directory,
+        version=version,
+        step=step,
+        probe_card=probe_card,
+        blob_bytes=blob_bytes,
+        log=log,
+    )
 
 
 def merge_deltas(
@@ -209,43 +235,69 @@ def merge_deltas(
     manifest = newest.manifest
     ties = {entry.name: entry.tied_names for entry in manifest.tensors}
     named = (NamedTensor(name, tensor, ties[name]) for name, tensor in newest.tensors())
-    return _encode(base, named, directory, manifest.version, manifest.step, manifest.probe_card, blob_bytes)
+    return encode_changes(
+        base,
+        compared(base, named),
+        directory,
+        version=manifest.version,
+        step=manifest.step,
+        probe_card=manifest.probe_card,
+        blob_bytes=blob_bytes,
+    )
 
 
-def _encode(
-    held: DeltaBase,
-    tensors: Iterable[NamedTensor],
+def compared(base: DeltaBase, tensors: Iterable[NamedTensor]) -> Iterator[TensorChange]:
+    """What changed in each tensor since a version, one tensor at a time.
+
+    Tensors are compared bit by bit on the device where they are; only what changed comes to the host.
+
+    Raises:
+        DamagedError: A tensor has another name, shape, type or ties than the version's; names it.
+    """
+    before = {entry.name: entry for entry in base.manifest.tensors}
+    for named in tensors:
+        found = before.get(named.name)
+        entry = _described(named, found.digest if found else "")
+        if found is None or (found.shape, found.data_type, found.tied_names) != (
+            entry.shape, entry.data_type, entry.tied_names
+        ):  # fmt: skip
+            raise DamagedError(
+                f"tensor {named.name!r} is {entry.data_type.name}{list(entry.shape)}, tied to {entry.tied_names}, "
+                f"but version {base.manifest.version} holds {found}; publish a full copy"
+            )
+        old = bits_of(entry.data_type, base.raw(named.name))
+        yield TensorChange(entry, _compare(old, named.tensor, entry.data_type))
+
+
+def encode_changes(
+    base: DeltaBase,
+    changes: Iterable[TensorChange],
     directory: Path,
+    *,
     version: int,
     step: int,
-    probe_card: ProbeCard | None,
-    blob_bytes: int,
+    probe_card: ProbeCard | None = None,
+    blob_bytes: int = BLOB_BYTES,
     log: DeltaLog | None = None,
 ) -> EncodedDelta:
-    base = held.manifest
-    before = {entry.name: entry for entry in base.tensors}
+    """Writes changes into blob files; arguments as for `encode_delta`.
+
+    Raises:
+        DamagedError: The changes do not name every tensor of the base.
+    """
     coder, entries, changed = DeltaCoder(), [], {}
     with BlobWriter(directory, blob_bytes) as writer:
-        for named in tensors:
-            found = before.get(named.name)
-            entry = _described(named, found.digest if found else "")
-            if found is None or (found.shape, found.data_type, found.tied_names) != (
-                entry.shape, entry.data_type, entry.tied_names
-            ):  # fmt: skip
-                raise DamagedError(
-                    f"tensor {named.name!r} is {entry.data_type.name}{list(entry.shape)}, tied to {entry.tied_names}, "
-                    f"but version {base.version} holds {found}; publish a full copy"
-                )
-            old = bits_of(entry.data_type, held.raw(named.name))
-            changes = _compare(old, named.tensor, entry.data_type)
+        for change in changes:
+            entry = change.entry
+            old = bits_of(entry.data_type, base.raw(entry.name))
             if log is not None:
-                log.add(named.name, changes.positions, old, old.size)
-            placement = writer.add(coder.encode(entry.data_type, old, changes))
-            changed[named.name] = changes.positions.size
+                log.add(entry.name, change.changes.positions, old, old.size)
+            placement = writer.add(coder.encode(entry.data_type, old, change.changes))
+            changed[entry.name] = change.changes.positions.size
             entries.append(
                 dataclasses.replace(
                     entry,
-                    digest=_digest_after(old, changes, entry.digest),
+                    digest=_digest_after(old, change.changes, entry.digest),
                     blob_index=placement.blob_index,
                     offset=placement.offset,
                     size=placement.size,
@@ -255,14 +307,14 @@ def _encode(
         version=version,
         step=step,
         encoding=WeightEncoding.ULP_DELTA,
-        base_version=base.version,
+        base_version=base.manifest.version,
         tensors=tuple(entries),
         blobs=tuple(blob.reference for blob in writer.blobs),
         state_digest=state_digest(entries),
         probe_card=probe_card,
     )
     check_manifest(manifest)
-    check_follows(manifest, base)
+    check_follows(manifest, base.manifest)
     return EncodedDelta(manifest, writer.blobs, changed)
 
 
@@ -280,7 +332,7 @@ def _described(named: NamedTensor, base_digest: str) -> TensorEntry:
     )
 
 
-def _served(tensor: torch.Tensor, serving_dtype: torch.dtype | None) -> torch.Tensor:
+def served_tensor(tensor: torch.Tensor, serving_dtype: torch.dtype | None) -> torch.Tensor:
     """The tensor in the dtype it is served in, contiguous, on its own device."""
     floating = tensor.is_floating_point() and serving_dtype is not None
     return tensor.detach().to(serving_dtype if floating else tensor.dtype).contiguous()
