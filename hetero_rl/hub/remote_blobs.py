@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,11 @@ class FsspecBlobStore(LocalBlobStore):
         self._files, self._root = _file_system(url)
         self._is_local = bool(_LOCAL & set(_protocols(self._files)))
         super().__init__(staging)
+
+    @contextlib.contextmanager
+    def opened(self, digest: str) -> Generator[Callable[[int, int], bytes | memoryview]]:
+        """See `BlobStore`."""
+        yield lambda offset, size: self.read(digest, offset, size)
 
     def _list_kept(self) -> dict[str, int]:
         with self._answering():

@@ -50,6 +50,13 @@ def test_a_finished_blob_is_read_from_any_offset(blobs):
     assert blobs.read(BLOB.digest, 1024, 10) == b""
 
 
+def test_a_blob_is_read_in_pieces_when_it_is_open(blobs):
+    put(blobs)
+    with blobs.opened(BLOB.digest) as piece:
+        assert bytes(piece(0, 600)) == DATA[:600]
+        assert bytes(piece(600, 600)) == DATA[600:]
+
+
 def test_a_blob_is_invisible_before_it_is_finished(blobs):
     upload = blobs.open_upload(BLOB)
     upload.write(0, DATA)

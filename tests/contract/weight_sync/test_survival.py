@@ -43,7 +43,7 @@ def line(client):
 
 
 def flipped(chunk):
-    return chunk[:-1] + bytes([chunk[-1] ^ 1])
+    return bytes(chunk[:-1]) + bytes([chunk[-1] ^ 1])
 
 
 cut = operator.itemgetter(slice(1000))
