@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from hetero_rl.certify.checks import CheckFailedError, Figures
-from hetero_rl.certify.subject import TOLERANCES, Subject, generate_work
+from hetero_rl.certify.subject import TOLERANCES, Subject, Tolerance, generate_work
 from hetero_rl.errors import EngineError
 from hetero_rl.weights.probe import compare_probe, make_probe_card, probe_passes, probe_score_work
+from hetero_rl.worker.emulations import find_emulation
 from hetero_rl.worker.engine import Engine, EngineSettings
 
 __all__ = ["directory_subject", "probe_card", "random_state", "reference_log_probs", "tiny_subject"]
@@ -112,9 +113,17 @@ def _subject(
         vocabulary_size=vocabulary_size,
         stop_token=stop,
         prompt=_PROMPT,
-        tolerance=TOLERANCES[settings.dtype],
+        tolerance=_tolerance(settings),
         settings=dataclasses.replace(settings, model_dir=directory),
     )
+
+
+def _tolerance(settings: EngineSettings) -> Tolerance:
+    """What rounding explains in the data type that is computed in, emulated ones included."""
+    emulation = find_emulation(settings.emulate) if settings.emulate else None
+    if emulation is not None and emulation.mantissa_bits:
+        return TOLERANCES["float16"]  # which keeps as many bits
+    return TOLERANCES[(emulation.dtype if emulation else "") or settings.dtype]
 
 
 def _model(directory: Path) -> torch.nn.Module:
