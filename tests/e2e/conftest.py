@@ -91,10 +91,14 @@ class Training:
         while text not in self.output.read_text():
             self._tick()
 
+    def wait_for(self, file: Path) -> None:
+        """Returns once a file is there."""
+        while not file.exists():
+            self._tick()
+
     def wait_for_hub(self) -> str:
         """Returns the address of the hub once it listens."""
-        while not self.run.hub_address.exists():
-            self._tick()
+        self.wait_for(self.run.hub_address)
         return self.run.hub_address.read_text().strip()
 
     def _tick(self) -> None:
