@@ -9,7 +9,7 @@ import numpy as np
 
 from hetero_rl.calibration import statistics as st
 from hetero_rl.calibration.columns import Floats, PairColumns
-from hetero_rl.calibration.diagnosis import declared_type, expected_floor
+from hetero_rl.calibration.diagnosis import declared_type, diagnose, expected_floor
 from hetero_rl.calibration.investigate import investigate
 from hetero_rl.calibration.law import RatioLaw, fit_law, measured_shares
 from hetero_rl.calibration.measure import (
@@ -30,7 +30,7 @@ from hetero_rl.calibration.usable_length import (
 from hetero_rl.calibration.verdicts import Behaviour, behaviour_findings, difference, length_findings
 from hetero_rl.reports.findings import Finding
 
-__all__ = ["TRAINER", "Curve", "FixedScores", "Pair", "SourceGap", "analyse"]
+__all__ = ["TRAINER", "Curve", "FixedScores", "Pair", "SourceGap", "analyse", "analyse_scored"]
 
 TRAINER = "trainer"
 _CURVE_POINTS = 25
@@ -130,6 +130,57 @@ def analyse(
             if np.isfinite(columns.gap).any():
                 pairs.append(_plain_pair(measured, first.name, second, columns))
     return tuple(pairs)
+
+
+def analyse_scored(
+    measured: Measured, reference: Reference, *, estimator: str, longest: int, thresholds: Thresholds
+) -> tuple[Pair, ...]:
+    """Subjects that only scored, against the trainer: no sampling, no second version, no repetition.
+
+    The law comes from what the trainer wrote at temperature 1: to first order the variance of log W is the same under pi.
+
+    Args:
+        measured: What was measured; subjects of `scored_only`.
+        reference: Holds the weights "A".
+        estimator: The one that the run uses.
+        longest: Longest completion of the run in tokens.
+        thresholds: What counts as too much.
+    """
+    ids = [sequence.token_ids for sequence in measured.sequences]
+    scores = reference.score(ids, "A")
+    pairs = []
+    for subject in measured.subjects:
+        columns = columns_of(ids, scores.log_probs, list(subject.scored), scores.entropy)
+        floor = thresholds.mean_gap or expected_floor(declared_type(subject.numerics))
+        name = f"{subject.name} against {TRAINER}"
+        own = _written_by_trainer(measured, columns)
+        law = None if own is None else fit_law(own)
+        usable = usable_lengths(law, thresholds.ess_floor) if law is not None else ()
+        pairs.append(
+            dataclasses.replace(
+                _plain_pair(measured, TRAINER, subject, columns, own),
+                law=law,
+                usable=usable,
+                curves=() if law is None else _curves(law, longest),
+                fixed=_fixed(measured, subject, reference),
+                findings=(
+                    *diagnose(columns, floor=floor, subject=name),
+                    *length_findings(name, usable, estimator, longest, thresholds),
+                ),
+            )
+        )
+    return tuple(pairs)
+
+
+def _written_by_trainer(measured: Measured, columns: PairColumns) -> PairColumns | None:
+    """The completion tokens of what the trainer wrote at temperature 1."""
+    mine = np.array(
+        [sequence.source == TRAINER and sequence.temperature == 1.0 for sequence in measured.sequences]
+    )
+    prompts = np.array([sequence.prompt_tokens for sequence in measured.sequences])
+    chosen = mine[columns.sequence_ids] & (columns.positions >= prompts[columns.sequence_ids])
+    chosen &= np.isfinite(columns.gap)
+    return columns.select(chosen) if chosen.any() else None
 
 
 def _trainer_pair(

@@ -16,7 +16,15 @@ from hetero_rl.calibration.reference import Reference
 from hetero_rl.calibration.subject import Sampled, Subject
 from hetero_rl.wire.messages import NumericsRecord
 
-__all__ = ["Measured", "SubjectMeasurement", "columns_of", "measure", "sampled_columns"]
+__all__ = [
+    "Measured",
+    "SubjectMeasurement",
+    "columns_of",
+    "completion_part",
+    "measure",
+    "sampled_columns",
+    "scored_only",
+]
 
 A, B = "A", "B"
 
@@ -55,6 +63,25 @@ class Measured:
     checked: tuple[int, ...]
     """Indices of the sequences that are scored under each version."""
     subjects: tuple[SubjectMeasurement, ...]
+
+
+def scored_only(
+    name: str, backend: str, numerics: NumericsRecord, scored: Sequence[Floats]
+) -> SubjectMeasurement:
+    """A subject that scored every sequence and did nothing else."""
+    return SubjectMeasurement(
+        name=name,
+        backend=backend,
+        numerics=numerics,
+        sampled=(),
+        tempered=(),
+        sampled_after_update=(),
+        scored=tuple(scored),
+        scored_again=(),
+        scored_alone=(),
+        scored_under_b=(),
+        scored_back=(),
+    )
 
 
 def measure(

@@ -14,18 +14,21 @@ import typer
 from hetero_rl.cli.logs import quiet_libraries
 from hetero_rl.cli.options import Credentials, HubAddress, JsonOutput, Overrides, credential_flags
 from hetero_rl.config import Config, load_config
-from hetero_rl.errors import ConfigError
+from hetero_rl.errors import ConfigError, UnreachableError
 from hetero_rl.launch.checks import STARTER, check_model
 
 if TYPE_CHECKING:
     from hetero_rl.calibration.plan import Plan
     from hetero_rl.calibration.record import Calibration
+    from hetero_rl.calibration.thresholds import Thresholds
     from hetero_rl.reports.findings import Verdict
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=False, invoke_without_command=True)
 
+ALL = "all"
+"""Without --backends: every backend of a running hub, or the CPU of this machine."""
 FAIL_EXIT_CODE = 3
 """A verdict at or beyond --fail-on."""
 
@@ -38,9 +41,9 @@ def calibrate(
         typer.Option(
             "--backends",
             metavar="NAME[:KEY=VALUE],...",
-            help="Backends, each with settings of its worker if wanted, such as cpu:dtype=bfloat16.",
+            help="Backends, each with settings of its worker if wanted, such as cpu:dtype=bfloat16; all of a running hub.",
         ),
-    ] = "cpu",
+    ] = ALL,
     against: Annotated[
         str,
         typer.Option("--against", help='"trainer", or "none" to compare the backends with each other only.'),
@@ -95,30 +98,68 @@ def calibrate(
     quiet_libraries()
     thresholds = thresholds_from(threshold or [])
     plan = _plan(quick=quick, prompts=prompts, tokens=tokens)
-    worst = _fail_level(fail_on)
-    del hub
-    from hetero_rl.launch.calibration import calibrate as measure_all
-    from hetero_rl.launch.calibration import parse_backends
+    worst, rivals = _fail_level(fail_on), _against(against)
+    address = hub
+    if address is None and run is not None:
+        address = _running_hub(run)
+    command, say = shlex.join(["hetero-rl", *sys.argv[1:]]), lambda text: typer.echo(text, err=True)
+    if address is not None:
+        from hetero_rl.launch.live_calibration import calibrate_live
 
-    choices = parse_backends(backends)
-    directory = _model_directory(config)
-    with tempfile.TemporaryDirectory(prefix="hetero-rl-calibrate-") as work:
-        calibration, decode = measure_all(
-            config,
-            choices,
-            directory,
-            plan=plan,
-            thresholds=thresholds,
-            against=_against(against),
-            work_dir=Path(work),
-            command=shlex.join(["hetero-rl", *sys.argv[1:]]),
-            report=lambda text: typer.echo(text, err=True),
+        names = [] if backends == ALL else [name.strip() for name in backends.split(",")]
+        directory = _model_directory(config)
+        calibration, decode = calibrate_live(
+            config, address, names, directory, plan=plan, thresholds=thresholds, command=command, report=say
         )
+    else:
+        calibration, decode = _own_hubs(config, backends, plan, thresholds, rivals, command, say)
     _write(calibration, decode, out, run)
     from hetero_rl.reports.findings import worst_verdict
 
     if worst is not None and worst_verdict(calibration.findings) >= worst:
         raise typer.Exit(FAIL_EXIT_CODE)
+
+
+def _own_hubs(
+    config: Config,
+    backends: str,
+    plan: "Plan",
+    thresholds: "Thresholds",
+    against: tuple[str, ...],
+    command: str,
+    say: Callable[[str], None],
+) -> "tuple[Calibration, Callable[[int], str]]":
+    """Calibrates with hubs and workers started here."""
+    from hetero_rl.launch.calibration import calibrate as measure_all
+    from hetero_rl.launch.calibration import parse_backends
+
+    choices = parse_backends("cpu" if backends == ALL else backends)
+    directory = _model_directory(config)
+    with tempfile.TemporaryDirectory(prefix="hetero-rl-calibrate-") as work:
+        return measure_all(
+            config,
+            choices,
+            directory,
+            plan=plan,
+            thresholds=thresholds,
+            against=against,
+            work_dir=Path(work),
+            command=command,
+            report=say,
+        )
+
+
+def _running_hub(run: Path) -> str | None:
+    """The address of the hub of a run; None when it does not run."""
+    from hetero_rl.launch.hub_access import find_run, hub_of, probe_hub
+
+    try:
+        found = find_run(run)
+        address = hub_of(found)
+        probe_hub(address, load_config([found.config]))
+    except UnreachableError:
+        return None
+    return address
 
 
 def _write(calibration: "Calibration", decode: Callable[[int], str], out: Path, run: Path | None) -> None:

@@ -48,7 +48,7 @@ from hetero_rl.wire.messages import (
 )
 from hetero_rl.worker.backend import Backend
 
-__all__ = ["CalibratedBackend"]
+__all__ = ["CalibratedBackend", "score_card"]
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
@@ -218,7 +218,7 @@ class CalibratedBackend:
 
     def _score_part(self, sequences: Sequence[Sequence[int]]) -> list[Floats]:
         (score_id,) = self._fleet.request_calibration(
-            (self._worker.backend,), _card(sequences), self._version
+            (self._worker.backend,), score_card(sequences), self._version
         )
 
         def answer() -> Float32Bytes | None:
@@ -263,7 +263,8 @@ class CalibratedBackend:
             time.sleep(_POLL_SECONDS)
 
 
-def _card(sequences: Sequence[Sequence[int]]) -> ProbeCard:
+def score_card(sequences: Sequence[Sequence[int]]) -> ProbeCard:
+    """Sequences to score, as `FleetPort.request_calibration` takes them."""
     return ProbeCard(
         lengths=tuple(len(sequence) for sequence in sequences),
         token_ids=int32_column(token for sequence in sequences for token in sequence),

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from hetero_rl.calibration.analysis import TRAINER, analyse
+from hetero_rl.calibration.analysis import TRAINER, Pair, analyse
 from hetero_rl.calibration.engine_subject import EngineSubject
-from hetero_rl.calibration.measure import measure
+from hetero_rl.calibration.measure import Measured, measure
 from hetero_rl.calibration.plan import Plan, TextSequence, prompts_of, text_sequences
 from hetero_rl.calibration.record import Calibration
 from hetero_rl.calibration.reference import Reference, perturbed
@@ -27,12 +27,12 @@ from hetero_rl.launch.run_model import load_tokenizer
 from hetero_rl.tasks.task import derive_seed
 from hetero_rl.trainer.model import stop_tokens
 from hetero_rl.trainer.policy import DATA_TYPES, Policy, load_policy
-from hetero_rl.trainer.snapshots import take_snapshot
+from hetero_rl.trainer.snapshots import Snapshot, take_snapshot
 from hetero_rl.weights.model_files import model_digests
 from hetero_rl.worker.backend import Backend, find_backend
 from hetero_rl.worker.engine import EngineSettings
 
-__all__ = ["BackendChoice", "calibrate", "parse_backends"]
+__all__ = ["BackendChoice", "Prepared", "assemble", "calibrate", "parse_backends", "prepare"]
 
 _WORKER_KEYS = ("dtype", "emulate", "profile", "threads", "max_concurrent_sequences")
 
@@ -94,7 +94,7 @@ def calibrate(
     """
     backends = {choice.backend: _available(choice.backend) for choice in choices}
     report("the trainer writes sequences")
-    ready = _prepare(config, model_dir, plan)
+    ready = prepare(config, model_dir, plan)
     with contextlib.ExitStack() as stack:
         subjects: list[Subject] = []
         for choice in choices:
@@ -111,34 +111,49 @@ def calibrate(
             subjects.append(subject)
         measured = measure(ready.plan, subjects, ready.prompts, ready.texts, ready.reference, report)
     report("compares and explains")
-    calibration = Calibration(
+    pairs = analyse(
+        measured,
+        ready.reference,
+        estimator=config.estimator.name,
+        longest=config.sampling.max_new_tokens,
+        thresholds=thresholds,
+        against=against,
+    )
+    digest = _state_digest(ready.reference, work_dir)
+    return assemble(config, model_dir, ready, measured, pairs, thresholds, command, digest), ready.decode
+
+
+def assemble(
+    config: Config,
+    model_dir: Path,
+    ready: "Prepared",
+    measured: Measured,
+    pairs: tuple[Pair, ...],
+    thresholds: Thresholds,
+    command: str,
+    state_digest: str,
+) -> Calibration:
+    """Puts together what was found and what it was found with."""
+    return Calibration(
         made_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         model=model_dir.name,
         model_digest=model_digests(model_dir).config,
-        state_digest=_state_digest(ready.reference, work_dir),
+        state_digest=state_digest,
         command=command,
         estimator=config.estimator.name,
         longest=config.sampling.max_new_tokens,
         plan=ready.plan,
         thresholds=thresholds,
-        pairs=analyse(
-            measured,
-            ready.reference,
-            estimator=config.estimator.name,
-            longest=config.sampling.max_new_tokens,
-            thresholds=thresholds,
-            against=against,
-        ),
+        pairs=pairs,
         numerics={
             one.name: {**dataclasses.asdict(one.numerics), "numerics_id": one.numerics.numerics_id}
             for one in measured.subjects
         },
     )
-    return calibration, lambda token: str(ready.tokenizer.decode([token]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Prepared:
+class Prepared:
     """Everything that is known before a backend is asked."""
 
     plan: Plan
@@ -149,17 +164,22 @@ class _Prepared:
     prompts: list[tuple[int, ...]]
     texts: list[TextSequence]
 
+    def decode(self, token: int) -> str:
+        """Text of a token id."""
+        return str(self.tokenizer.decode([token]))
 
-def _prepare(config: Config, model_dir: Path, plan: Plan) -> _Prepared:
+
+def prepare(config: Config, model_dir: Path, plan: Plan, weights: Snapshot | None = None) -> Prepared:
+    """Loads the model and writes the trainer's sequences; under the given weights, or under A and B made of the model's."""
     tokenizer = load_tokenizer(model_dir)
     policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float32)
     plan = _fitted(plan, int(getattr(policy.model.config, "max_position_embeddings", 0) or 2**20))
     stops = stop_tokens(model_dir, tokenizer.eos_token_id)
-    reference = _reference(policy, config, plan)
+    reference = _reference(policy, config, plan) if weights is None else Reference(policy, {"A": weights})
     encode = _encoder(tokenizer)
     prompts = prompts_of(plan, encode)
     written = _trainer_texts(model_dir, plan, prompts, stops, reference, config)
-    return _Prepared(
+    return Prepared(
         plan=plan,
         tokenizer=tokenizer,
         stops=stops,
