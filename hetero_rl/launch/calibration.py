@@ -178,7 +178,9 @@ def prepare(config: Config, model_dir: Path, plan: Plan, weights: Snapshot | Non
     reference = _reference(policy, config, plan) if weights is None else Reference(policy, {"A": weights})
     encode = _encoder(tokenizer)
     prompts = prompts_of(plan, encode)
-    written = _trainer_texts(model_dir, plan, prompts, stops, reference, config)
+    # Where backends only score, the law of the sequence ratio comes from what the trainer wrote: it takes many of them.
+    copies = 1 if weights is None else plan.group_size
+    written = _trainer_texts(model_dir, plan, prompts, stops, reference, config, copies)
     return Prepared(
         plan=plan,
         tokenizer=tokenizer,
@@ -218,6 +220,7 @@ def _trainer_texts(
     stops: tuple[int, ...],
     reference: Reference,
     config: Config,
+    copies: int,
 ) -> Iterator[TextSequence]:
     """Sequences that the trainer's own float32 arithmetic writes, at several temperatures."""
     from hetero_rl.worker.engines.transformers import TransformersEngine
@@ -231,7 +234,7 @@ def _trainer_texts(
         for temperature in plan.text_temperatures:
             for sample in writer.generate(
                 prompts[: max(2, len(prompts) // 2)],
-                group_size=1,
+                group_size=copies if temperature == 1.0 else 1,
                 max_new_tokens=plan.max_new_tokens,
                 temperature=temperature,
                 seed=derive_seed(plan.seed, "trainer", int(100 * temperature)) % 2**31,
