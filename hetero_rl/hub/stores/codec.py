@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 
 _REMEMBERED_CHARACTERS = 16 * 1024
+_REMEMBERED_LONG_CHARACTERS = 512 * 1024
+_REMEMBERED_LONG_TEXTS = 48
 
 _adapters: dict[type[Any], TypeAdapter[Any]] = {}
 
@@ -35,8 +37,10 @@ def encode(value: object) -> str:
 
 def decode(kind: type[T], text: str) -> T:
     """The instance that `encode` wrote; raises DamagedError when the text is not one."""
-    if len(text) > _REMEMBERED_CHARACTERS:
+    if len(text) > _REMEMBERED_LONG_CHARACTERS:
         value: T = _decode(kind, text)
+    elif len(text) > _REMEMBERED_CHARACTERS:
+        value = _decode_long_again(kind, text)  # type: ignore[arg-type]  # types are hashable
     else:
         value = _decode_again(kind, text)  # type: ignore[arg-type]  # types are hashable
     return value
@@ -52,4 +56,10 @@ def _decode(kind: type[Any], text: str) -> Any:
 @lru_cache(maxsize=1024)
 def _decode_again(kind: type[Any], text: str) -> Any:
     """`_decode` with a memory: every call of a worker reads the same few rows, and what they hold is frozen."""
+    return _decode(kind, text)
+
+
+@lru_cache(maxsize=_REMEMBERED_LONG_TEXTS)
+def _decode_long_again(kind: type[Any], text: str) -> Any:
+    """The same for a few long rows: every worker's way is planned over the manifests of all versions that are kept."""
     return _decode(kind, text)

@@ -139,3 +139,19 @@ def test_a_file_that_is_no_journal_is_refused(path):
     path.write_bytes(b"not a database, but long enough to look at" * 100)
     with pytest.raises(DamagedError):
         JournalReader(path)
+
+
+def test_a_journal_of_before_gets_what_was_added_when_a_hub_opens_it(path, store):
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE syncs")
+        connection.execute("DROP TABLE routes")
+    with JournalReader(path) as reader:
+        assert reader.syncs() == ()
+        assert list(reader.routes()) == []
+    again = SqliteStore(path)
+    again.begin()
+    assert again.syncs() == ()
+    assert again.routes() == ()
+    again.rollback()
+    again.close()
