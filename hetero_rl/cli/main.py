@@ -6,6 +6,7 @@ import typer
 
 import hetero_rl
 from hetero_rl.cli import bench, calibrate, certs, cluster, config, estimators, weights
+from hetero_rl.cli.audit import audit
 from hetero_rl.cli.backends import backends
 from hetero_rl.cli.doctor import doctor
 from hetero_rl.cli.eval import evaluate
@@ -47,6 +48,7 @@ def version() -> None:
 app.command()(train)
 app.command()(status)
 app.command()(samples)
+app.command()(audit)
 app.command("eval")(evaluate)
 app.command()(export)
 app.command()(hub)

@@ -128,9 +128,21 @@ def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> None:
         if run.used:
             typer.echo(f"The run can go on with: hetero-rl train {run.config} --resume", err=True)
         raise
-    typer.echo(closing_summary(run, result, tensorboard=config.logging.tensorboard))
+    audit = _audit(run) if config.logging.audit else ""
+    typer.echo(closing_summary(run, result, tensorboard=config.logging.tensorboard) + audit)
     if not result.complete:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
+
+
+def _audit(run: RunDirectory) -> str:
+    """Writes the audit of the run; a run whose audit cannot be written is no less complete."""
+    from hetero_rl.launch.audit import make_audit
+
+    try:
+        made, _ = make_audit(run, html=run.root / "audit.html", json_file=run.root / "audit.json")
+    except (HeteroRLError, OSError) as error:
+        return f"\n\naudit        not written: {error}"
+    return f"\n\naudit        {made.first_line}\n             {run.root / 'audit.html'}"
 
 
 def _title(config: Config) -> str:

@@ -370,6 +370,8 @@ class LoggingConfig(Section):
     live: bool | None = None
     """Live view; None shows it on a terminal."""
     tensorboard: bool = True
+    audit: bool = True
+    """Write audit.html and audit.json into the run directory at the end of training."""
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 

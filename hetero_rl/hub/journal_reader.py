@@ -24,7 +24,9 @@ from hetero_rl.hub.stores.records import RunRecord, RunState, SyncRow, VersionRo
 from hetero_rl.hub.stores.sqlite_fleet import SELECT_SYNCS, sync_row
 from hetero_rl.wire.messages import (
     Disposition,
+    Event,
     FinishReason,
+    JoinRequest,
     Purpose,
     RunRequest,
     SequenceOutcome,
@@ -60,6 +62,15 @@ LEFT JOIN columns ON columns.submission_id = sequences.submission_id
 LEFT JOIN retained ON retained.group_id = sequences.group_id AND retained.sample_index = sequences.sample_index
 WHERE columns.submission_id IS NOT NULL OR retained.rank IS NOT NULL
 ORDER BY groups.ordinal DESC, sequences.group_id, sequences.sample_index LIMIT ?3
+"""
+
+
+_TRAINED_SEQUENCES = """
+SELECT steps.step, submissions.backend, submissions.numerics_id, submissions.worker_name, sequences.length, outcomes.lag,
+    outcomes.reward, outcomes.advantage, outcomes.log_importance_ratio, outcomes.coefficient, outcomes.mean_absolute_gap,
+    outcomes.max_absolute_gap, outcomes.disposition, outcomes.staleness_log_ratio, outcomes.chip_log_ratio
+FROM steps JOIN outcomes USING (commit_id) JOIN sequences USING (group_id, sample_index) JOIN submissions USING (submission_id)
+WHERE steps.abandoned = 0 ORDER BY steps.step, outcomes.position
 """
 
 
@@ -181,6 +192,42 @@ class JournalReader:
             return ()
         return tuple(map(sync_row, self._rows(SELECT_SYNCS)))
 
+    def trained_sequences(self) -> Iterator[tuple[Any, ...]]:
+        """Scalars of every sequence of a committed step; steps abandoned by a resume do not count.
+
+        Step, backend, numerics id, worker, length, lag, reward, advantage, log W, coefficient, mean and largest gap,
+        disposition, staleness part, chip part.
+        """
+        return self._stream(_TRAINED_SEQUENCES)
+
+    def probes(self) -> tuple[tuple[Any, ...], ...]:
+        """Worker, numerics id, version, mean and largest |difference|, mean difference, tokens, accepted, time of each probe."""
+        return tuple(
+            self._rows(
+                "SELECT worker_name, numerics_id, weight_version, mean_absolute_difference, max_absolute_difference, "
+                "mean_difference, tokens, accepted, occurred_at FROM probes ORDER BY probe_id"
+            )
+        )
+
+    def workers(self) -> tuple[JoinRequest, ...]:
+        """What every worker said of itself when it joined last."""
+        rows = self._rows("SELECT request FROM workers ORDER BY worker_name")
+        return tuple(decode(JoinRequest, request) for (request,) in rows)
+
+    def events(self) -> tuple[Event, ...]:
+        """What happened, oldest first."""
+        rows = self._rows(
+            "SELECT sequence, occurred_at, kind, worker_name, message FROM events ORDER BY sequence"
+        )
+        return tuple(
+            Event(sequence=sequence, occurred_at=when, kind=kind, worker_name=worker, message=message)
+            for sequence, when, kind, worker, message in rows
+        )
+
+    def counters(self) -> dict[str, int]:
+        """Counters by name, those that are not 0."""
+        return dict(self._rows("SELECT name, value FROM counters WHERE value != 0 ORDER BY name"))
+
     def samples(
         self, *, purpose: Purpose = Purpose.TRAIN, step: int | None = None, limit: int = 20
     ) -> Iterator[Sample]:
@@ -246,6 +293,13 @@ class JournalReader:
             cursor = self._connection.execute(statement, values)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
+        except sqlite3.Error as error:
+            raise storage_error(error, self._path) from error
+
+    def _stream(self, statement: str) -> Iterator[tuple[Any, ...]]:
+        """Rows one after another: a long run does not fit into a list."""
+        try:
+            yield from self._connection.execute(statement)
         except sqlite3.Error as error:
             raise storage_error(error, self._path) from error
 
