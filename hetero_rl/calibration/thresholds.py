@@ -1,4 +1,4 @@
-"""What counts as too much. Defaults follow what `docs/calibration.md` measured; every one can be set."""
+"""What counts as too much. Where a default is 0, the declared data type decides (`diagnosis.FLOORS`); every one can be set."""
 
 import dataclasses
 from collections.abc import Sequence
