@@ -20,7 +20,7 @@ BACKENDS = cpu cuda rocm ascend
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(BACKENDS:%=backends/%/pyproject.toml)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer]' $(BACKENDS:%=--editable backends/%)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer,metrics]' $(BACKENDS:%=--editable backends/%)
 	touch $@
 
 train: install  ## Trains the quickstart: a hub, a worker and the trainer on this machine.

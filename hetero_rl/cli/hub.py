@@ -6,7 +6,15 @@ from typing import Annotated
 import typer
 
 from hetero_rl.cli.logs import log_to_stderr
-from hetero_rl.cli.options import ConfigFiles, Credentials, EndWithParent, Overrides, credential_flags
+from hetero_rl.cli.options import (
+    ConfigFiles,
+    Credentials,
+    EndWithParent,
+    MetricsListen,
+    Overrides,
+    credential_flags,
+    metrics_flags,
+)
 from hetero_rl.config import load_config
 from hetero_rl.launch.lifeline import follow_parent
 from hetero_rl.launch.supervisor import HUB_GRACE_SECONDS
@@ -24,6 +32,7 @@ def hub(
         typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on; hub.listen if not given."),
     ] = None,
     credentials: Credentials = None,
+    metrics_listen: MetricsListen = None,
     registry: Annotated[
         Path | None,
         typer.Option(
@@ -44,7 +53,7 @@ def hub(
     """Run the hub of a run until SIGTERM or Ctrl-C, which drain it."""
     from hetero_rl.hub.main import serve
 
-    flags = credential_flags(credentials)
+    flags = [*credential_flags(credentials), *metrics_flags(metrics_listen, child=end_with_parent)]
     if listen is not None:
         flags.append(f"hub.listen='{listen}'")
     if registry is not None:

@@ -11,9 +11,11 @@ __all__ = [
     "EndWithParent",
     "HubAddress",
     "JsonOutput",
+    "MetricsListen",
     "Overrides",
     "RunArgument",
     "credential_flags",
+    "metrics_flags",
 ]
 
 ConfigFiles = Annotated[
@@ -37,6 +39,14 @@ Credentials = Annotated[
 EndWithParent = Annotated[
     bool, typer.Option("--end-with-parent", hidden=True, help="Drain when standard input ends.")
 ]
+MetricsListen = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-listen",
+        metavar="HOST:PORT",
+        help="Where Prometheus may ask this process; observability.metrics_listen if not given.",
+    ),
+]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")]
 
@@ -44,3 +54,10 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The directory 
 def credential_flags(credentials: Path | None) -> list[str]:
     """The short option as the setting that it stands for."""
     return [] if credentials is None else [f"security.credentials='{credentials.absolute()}'"]
+
+
+def metrics_flags(listen: str | None, *, child: bool = False) -> list[str]:
+    """The same of --metrics-listen. A child of a trainer shares its settings and leaves the address to it."""
+    if child:
+        return ["observability.metrics_listen=''"]
+    return [] if listen is None else [f"observability.metrics_listen='{listen}'"]

@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from hetero_rl.cli.logs import log_to_stderr
-from hetero_rl.cli.options import ConfigFiles, Credentials, Overrides, credential_flags
+from hetero_rl.cli.options import (
+    ConfigFiles,
+    Credentials,
+    MetricsListen,
+    Overrides,
+    credential_flags,
+    metrics_flags,
+)
 from hetero_rl.config import load_config
 from hetero_rl.errors import ConfigError
 from hetero_rl.launch.checks import split_address
@@ -34,13 +41,14 @@ def relay(
         int | None, typer.Option("--cache-bytes", min=0, help="Bytes kept; relay.cache_bytes if not given.")
     ] = None,
     credentials: Credentials = None,
+    metrics_listen: MetricsListen = None,
     overrides: Overrides = None,
 ) -> None:
     """Fetch each weight blob of a hub once and serve it to the workers of this site, until SIGTERM or Ctrl-C.
 
     Workers name it with `hetero-rl worker --hub HUB --relay RELAY`; when it is gone they fetch from the hub.
     """
-    flags = credential_flags(credentials)
+    flags = [*credential_flags(credentials), *metrics_flags(metrics_listen)]
     if listen is not None:
         flags.append(f"relay.listen='{listen}'")
     if cache_dir is not None:

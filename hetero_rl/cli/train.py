@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from hetero_rl.cli.logs import log_to_file, quiet_libraries
-from hetero_rl.cli.options import ConfigFiles, Credentials, HubAddress, Overrides, credential_flags
+from hetero_rl.cli.options import (
+    ConfigFiles,
+    Credentials,
+    HubAddress,
+    MetricsListen,
+    Overrides,
+    credential_flags,
+    metrics_flags,
+)
 from hetero_rl.cli.reporting import INTERRUPTED_EXIT_CODE
 from hetero_rl.config import Config, load_config, show_config
 from hetero_rl.errors import HeteroRLError
@@ -35,6 +43,7 @@ def train(
     ] = None,
     hub: HubAddress = None,
     credentials: Credentials = None,
+    metrics_listen: MetricsListen = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in run.dir.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the resolved settings, start nothing.")
@@ -45,7 +54,11 @@ def train(
 
     Ctrl-C stops after the step under way, with a checkpoint; --resume goes on from there.
     """
-    flags = [*_flags(infer_backend, workers, hub), *credential_flags(credentials)]
+    flags = [
+        *_flags(infer_backend, workers, hub),
+        *credential_flags(credentials),
+        *metrics_flags(metrics_listen),
+    ]
     config = load_config(files or (), [*(overrides or ()), *flags])
     backends = _check(config, resume=resume, dry_run=dry_run)
     if dry_run:

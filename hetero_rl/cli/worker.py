@@ -6,7 +6,15 @@ from typing import Annotated
 import typer
 
 from hetero_rl.cli.logs import log_to_stderr
-from hetero_rl.cli.options import ConfigFiles, Credentials, EndWithParent, Overrides, credential_flags
+from hetero_rl.cli.options import (
+    ConfigFiles,
+    Credentials,
+    EndWithParent,
+    MetricsListen,
+    Overrides,
+    credential_flags,
+    metrics_flags,
+)
 from hetero_rl.config import load_config
 from hetero_rl.errors import ConfigError
 from hetero_rl.launch.checks import split_address
@@ -37,11 +45,12 @@ def worker(
         ),
     ] = None,
     credentials: Credentials = None,
+    metrics_listen: MetricsListen = None,
     overrides: Overrides = None,
     end_with_parent: EndWithParent = False,
 ) -> None:
     """Generate for a hub until its run is complete; SIGTERM or Ctrl-C drain, twice leaves at once."""
-    flags = credential_flags(credentials)
+    flags = [*credential_flags(credentials), *metrics_flags(metrics_listen, child=end_with_parent)]
     if relay is not None:
         split_address(relay, "--relay")
         flags.append(f"inference.worker.relay='{relay}'")

@@ -19,6 +19,7 @@ __all__ = [
     "InferenceConfig",
     "LoggingConfig",
     "ModelConfig",
+    "ObservabilityConfig",
     "OptimizerConfig",
     "PlacementConfig",
     "RelayConfig",
@@ -375,6 +376,13 @@ class LoggingConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class ObservabilityConfig(Section):
+    """What monitoring reads."""
+
+    metrics_listen: str = ""
+    """host:port where this process answers Prometheus; needs hetero-rl[metrics]. Empty is off, port 0 picks a free one."""
+
+
 class Config(Section):
     """The whole tree."""
 
@@ -395,6 +403,7 @@ class Config(Section):
     placement: PlacementConfig = PlacementConfig()
     security: SecurityConfig = SecurityConfig()
     logging: LoggingConfig = LoggingConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
 
     @model_validator(mode="after")
     def _versions_keep_the_gate_open(self) -> "Config":

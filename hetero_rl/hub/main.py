@@ -11,6 +11,8 @@ from hetero_rl.config.tree import Config
 from hetero_rl.hub.lock import RunLock
 from hetero_rl.hub.memory import keep_freed_memory
 from hetero_rl.hub.server import running_local_hub
+from hetero_rl.metrics.exporter import exporting
+from hetero_rl.metrics.hub import hub_readings
 
 __all__ = ["serve"]
 
@@ -21,7 +23,7 @@ def serve(config: Config, run_dir: Path, exit_with_parent: bool = False) -> None
     """Serves a run directory until SIGTERM or SIGINT, then drains.
 
     Args:
-        config: Sections `hub`, `security` and `trainer` count.
+        config: Sections `hub`, `security`, `observability` and `trainer` count.
         run_dir: The run directory; the hub owns its `hub` part.
         exit_with_parent: Whether the end of standard input, a pipe from the process that started this one, also stops it.
 
@@ -45,8 +47,10 @@ async def _serve(config: Config, directory: Path, *, exit_with_parent: bool) -> 
     if exit_with_parent:
         _stop_at_end_of_input(loop, stop)
     async with running_local_hub(config, directory) as hub:
-        _logger.info("the hub listens on %s", hub.address)
-        await stop.wait()
+        with exporting(config, "hub") as exporter:
+            exporter.add(hub_readings(hub.core))
+            _logger.info("the hub listens on %s", hub.address)
+            await stop.wait()
         _logger.info("the hub is stopping")
 
 

@@ -23,14 +23,17 @@ from hetero_rl.launch.hub_access import connect_fleet, probe_hub
 from hetero_rl.launch.interrupts import Interrupts
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.launch.supervisor import Supervisor
+from hetero_rl.metrics.exporter import Exporter, exporting
+from hetero_rl.metrics.fleet import FleetReadings, state_of
 from hetero_rl.observe.sink import ViewSink
 from hetero_rl.observe.summary import RunResult, result_of
 from hetero_rl.observe.view import View
 from hetero_rl.trainer.patience import InterruptedRunError
 from hetero_rl.trainer.session import train
-from hetero_rl.trainer.sinks import JsonlSink, Sink, TensorBoardSink
+from hetero_rl.trainer.sinks import JsonlSink, PrometheusSink, Sink, TensorBoardSink
 from hetero_rl.wire.blocking_clients import TrainingClient
 from hetero_rl.wire.credentials import channel_credentials
+from hetero_rl.wire.ports import FleetPort
 from hetero_rl.worker.backend import Backend
 
 if TYPE_CHECKING:
@@ -73,9 +76,13 @@ class LocalRun:
         """Runs it; raises what made going on pointless."""
         self.run.prepare()
         write_whole(self.run.config, self._config.model_dump_json(indent=2) + "\n")
-        with Interrupts(self._drain, self._abort), self._supervisor:
+        with (
+            exporting(self._config, "trainer") as exporter,
+            Interrupts(self._drain, self._abort),
+            self._supervisor,
+        ):
             try:
-                result = self._train(self._model_directory())
+                result = self._train(self._model_directory(), exporter)
             except InterruptedRunError:
                 result = self._nothing_done()
             except HeteroRLError as error:
@@ -87,19 +94,20 @@ class LocalRun:
             raise self._failure
         return result
 
-    def _train(self, model_dir: Path | None) -> RunResult:
+    def _train(self, model_dir: Path | None, exporter: Exporter) -> RunResult:
         self._view.phase("starting the hub and the workers")
         address = self._supervisor.start()
         self._view.phase(f"hub at {address}; loading the model and waiting for a worker")
         if self._supervisor.fleet is not None:
             self._view.watch(self._supervisor.fleet)
+            self._export_fleet(exporter, self._supervisor.fleet)
         credentials = channel_credentials(self._config.security)
         limit = self._config.hub.max_message_bytes
         with TrainingClient(address, credentials, max_message_bytes=limit) as port:
             summary = train(
                 self._config,
                 port,
-                self._sinks(),
+                self._sinks(exporter),
                 resume=self._resume,
                 stop=self._stop,
                 model_dir=model_dir,
@@ -113,8 +121,15 @@ class LocalRun:
             checkpoint=summary.checkpoint,
         )
 
-    def _sinks(self) -> list[Sink]:
-        sinks: list[Sink] = [JsonlSink(self.run.metrics), ViewSink(self._view)]
+    def _export_fleet(self, exporter: Exporter, fleet: FleetPort) -> None:
+        """A hub that was started here leaves its metrics to this process; any other has an exporter of its own."""
+        if self._config.hub.address is None:
+            exporter.add(FleetReadings(lambda after: state_of(fleet, after)))
+
+    def _sinks(self, exporter: Exporter) -> list[Sink]:
+        prometheus = PrometheusSink()
+        exporter.add(prometheus)
+        sinks: list[Sink] = [JsonlSink(self.run.metrics), ViewSink(self._view), prometheus]
         if self._config.logging.tensorboard:
             sinks.append(TensorBoardSink(self.run.tensorboard))
         return sinks

@@ -22,6 +22,8 @@ from hetero_rl.hub.callers import Callers
 from hetero_rl.hub.lock import RunLock
 from hetero_rl.hub.servicers.authorization import Authorization
 from hetero_rl.hub.servicers.calls import TolerantDecoding
+from hetero_rl.metrics.exporter import exporting
+from hetero_rl.metrics.relay import RelayReadings
 from hetero_rl.relay.cache import RelayCache
 from hetero_rl.relay.servicer import RelayServicer, health_handler
 from hetero_rl.relay.upstream import Upstream
@@ -148,6 +150,8 @@ async def _serve(config: Config, hub_address: str, directory: Path) -> None:
             security=config.security,
         )
         async with serving as relay:
-            _logger.info("the relay of %s listens on %s", hub_address, relay.address)
-            await stop.wait()
+            with exporting(config, "relay") as exporter:
+                exporter.add(RelayReadings(relay.cache))
+                _logger.info("the relay of %s listens on %s", hub_address, relay.address)
+                await stop.wait()
             _logger.info("the relay is stopping; %d bytes came over the line", relay.cache.fetched_bytes)

@@ -13,13 +13,13 @@ from hetero_rl.errors import ConfigError
 from hetero_rl.wire.bundle import read_bundle
 from hetero_rl.wire.channels import is_loopback
 
-__all__ = ["channel_credentials", "check_listen_address", "server_credentials"]
+__all__ = ["Identity", "channel_credentials", "check_listen_address", "server_credentials", "server_identity"]
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Identity:
+class Identity:
     """What one side shows in a handshake, and whom it believes. PEM bytes."""
 
     authority: bytes
@@ -28,7 +28,7 @@ class _Identity:
     token: str = ""
 
     def __repr__(self) -> str:
-        return "_Identity(<redacted>)"
+        return "Identity(<redacted>)"
 
 
 def channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials | None:
@@ -59,7 +59,7 @@ def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
         ConfigError: A file cannot be read, or the certificate has ended.
     """
     bundle = security.hub_credentials or security.credentials
-    identity = _identity(security, bundle)
+    identity = server_identity(security)
     if identity is None:
         return None
     paths = (
@@ -74,10 +74,19 @@ def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
     )
 
 
+def server_identity(security: SecurityConfig) -> Identity | None:
+    """What a server of this process shows, and whom it believes; None for plaintext.
+
+    Raises:
+        ConfigError: A file cannot be read, or the certificate has ended.
+    """
+    return _identity(security, security.hub_credentials or security.credentials)
+
+
 class _Reload:
     """The certificate again when its files changed. gRPC asks at each handshake, from threads of its own."""
 
-    def __init__(self, paths: list[Path], read: Callable[[], _Identity | None]) -> None:
+    def __init__(self, paths: list[Path], read: Callable[[], Identity | None]) -> None:
         self._paths = paths
         self._read = read
         self._lock = threading.Lock()
@@ -109,16 +118,16 @@ def _stamp(paths: list[Path]) -> list[tuple[int, int, int]]:
     return stamps
 
 
-def _configuration(identity: _Identity) -> grpc.ServerCertificateConfiguration:
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
         [(identity.private_key, identity.certificate)], root_certificates=identity.authority
     )
 
 
-def _identity(security: SecurityConfig, bundle: Path | None) -> _Identity | None:
+def _identity(security: SecurityConfig, bundle: Path | None) -> Identity | None:
     if bundle is not None:
         held = read_bundle(bundle)
-        return _Identity(
+        return Identity(
             held.certificate_authority.encode(),
             held.certificate.encode(),
             held.private_key.encode(),
@@ -126,19 +135,20 @@ def _identity(security: SecurityConfig, bundle: Path | None) -> _Identity | None
         )
     if security.certificate_authority is None or security.certificate is None or security.private_key is None:
         return None
-    return _Identity(
+    return Identity(
         _read(security.certificate_authority, "security.certificate_authority"),
         _read(security.certificate, "security.certificate"),
         _read(security.private_key, "security.private_key"),
     )
 
 
-def check_listen_address(address: str, security: SecurityConfig) -> None:
+def check_listen_address(address: str, security: SecurityConfig, setting: str = "hub.listen") -> None:
     """Refuses to listen where strangers can call without a certificate.
 
     Args:
-        address: host:port that the hub is about to listen on.
+        address: host:port that is about to be listened on.
         security: Settings of the transport.
+        setting: Where the address comes from, for the message.
 
     Raises:
         ConfigError: The address is not loopback, TLS is off and `security.insecure` is not set.
@@ -146,7 +156,7 @@ def check_listen_address(address: str, security: SecurityConfig) -> None:
     if security.serves_tls or security.insecure or is_loopback(address):
         return
     raise ConfigError(
-        f"hub.listen is {address!r}, which other machines can reach, and TLS is off: set security.hub_credentials to a"
+        f"{setting} is {address!r}, which other machines can reach, and TLS is off: set security.hub_credentials to a"
         " bundle of `hetero-rl certs issue --role hub`, listen on 127.0.0.1, or type --insecure if the network itself"
         " keeps strangers out"
     )

@@ -23,6 +23,8 @@ class EngineKeeper:
     def __init__(self, build: Callable[[], Engine], restarts: int) -> None:
         self._build = build
         self._restarts_left = restarts
+        self.restarts = 0
+        """Engines that died and were replaced."""
         self._tokens_before = 0
         self._seconds_before = 0.0
         self.engine = build()
@@ -55,6 +57,7 @@ class EngineKeeper:
         self.engine = self._build()
         await self.engine.start()
         self.failure = None
+        self.restarts += 1
         _logger.warning("the engine runs again; %d restarts left", self._restarts_left)
 
     @property

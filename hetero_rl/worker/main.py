@@ -22,6 +22,8 @@ from hetero_rl import __version__
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import ConfigError, UnreachableError
 from hetero_rl.launch.lifeline import follow_parent
+from hetero_rl.metrics.exporter import Exporter, exporting
+from hetero_rl.metrics.worker import WorkerReadings
 from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.credentials import channel_credentials
 from hetero_rl.wire.messages import JoinRequest, RunDescription, SamplingParameters
@@ -144,7 +146,8 @@ async def _work(options: WorkerOptions, credentials: grpc.ChannelCredentials | N
             weights = RelayedWeights(relay, weights)
         signals: asyncio.Queue[str] = asyncio.Queue()
         _catch_signals(signals)
-        await serve(options, rollout, weights, signals)
+        exporter = stack.enter_context(exporting(options.config, "worker"))
+        await serve(options, rollout, weights, signals, exporter)
 
 
 def _catch_signals(signals: asyncio.Queue[str]) -> None:
@@ -154,7 +157,11 @@ def _catch_signals(signals: asyncio.Queue[str]) -> None:
 
 
 async def serve(
-    options: WorkerOptions, rollout: RolloutPort, weights: WeightPort, signals: asyncio.Queue[str]
+    options: WorkerOptions,
+    rollout: RolloutPort,
+    weights: WeightPort,
+    signals: asyncio.Queue[str],
+    exporter: Exporter | None = None,
 ) -> None:
     """Works for a hub, whatever carries the calls; raises like `run_worker`.
 
@@ -163,6 +170,7 @@ async def serve(
         rollout: The hub.
         weights: Where weights come from.
         signals: Names of signals that arrive; the first one drains, the second one drops what is running.
+        exporter: Shows the worker's metrics from its joining on.
     """
     starting = asyncio.create_task(_start(options, rollout, weights))
     first_signal = asyncio.create_task(signals.get())
@@ -173,6 +181,8 @@ async def serve(
         await asyncio.gather(starting, return_exceptions=True)
         return
     started = await starting
+    if exporter is not None:
+        exporter.add(WorkerReadings(started.session))
     obeying = asyncio.create_task(_obey(started.session, first_signal, signals))
     try:
         await conduct(started.session, started.weight_loop)

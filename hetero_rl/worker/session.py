@@ -23,6 +23,7 @@ from hetero_rl.worker.engine_keeper import EngineKeeper
 from hetero_rl.worker.gate import ServingGate
 from hetero_rl.worker.link import Link
 from hetero_rl.worker.resend import Pacing
+from hetero_rl.worker.tally import Tally
 
 __all__ = ["Parcel", "Session"]
 
@@ -74,6 +75,7 @@ class Session:
         self.unacknowledged: Counter[str] = Counter()
         self.weight_syncs: deque[WeightSync] = deque(maxlen=_UNREPORTED_SYNCS)
         """Versions that this worker came to and that no heartbeat has reported yet."""
+        self.tally = Tally()
         self.outbox: asyncio.Queue[Parcel] = asyncio.Queue()
         self.stopping = asyncio.Event()
         self.stop_reason = ""
@@ -118,6 +120,7 @@ class Session:
             self._next_sequence += 1
             self.unacknowledged[lease_id] += 1
             self._waiting_completions += parcel.completions
+            self.tally.completions += parcel.completions
             self.outbox.put_nowait(parcel)
 
     def acknowledged(self, parcel: Parcel) -> None:

@@ -139,14 +139,14 @@ class WeightLoop:
         weights = self._session.weights
         bypasses = weights.bypasses if isinstance(weights, RelayedWeights) else 0
         before, self._reported = self._reported, (self._stage.fallbacks, bypasses)
-        self._session.weight_syncs.append(
-            progress.sync(
-                version,
-                pause=pause,
-                fallbacks=self._stage.fallbacks - before[0],
-                relay_bypasses=bypasses - before[1],
-            )
+        sync = progress.sync(
+            version,
+            pause=pause,
+            fallbacks=self._stage.fallbacks - before[0],
+            relay_bypasses=bypasses - before[1],
         )
+        self._session.tally.note_sync(sync)
+        self._session.weight_syncs.append(sync)
 
     async def _probe(self, manifest: WeightManifest) -> None:
         """Scores the probe card of the loaded version; opens the gate, or leaves it closed."""

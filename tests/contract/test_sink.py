@@ -4,10 +4,11 @@ import json
 import math
 import struct
 import warnings
+from typing import ClassVar
 
 import pytest
 
-from hetero_rl.trainer.sinks import JsonlSink, MemorySink, MetricsRecord, TensorBoardSink
+from hetero_rl.trainer.sinks import JsonlSink, MemorySink, MetricsRecord, PrometheusSink, TensorBoardSink
 
 
 class MemoryCase:
@@ -66,7 +67,40 @@ class TensorBoardCase:
         return next(event.value for event in self.events(name) if event.step == step)
 
 
-@pytest.fixture(params=[MemoryCase, JsonlCase, TensorBoardCase])
+class Scraped(PrometheusSink):
+    """Scraped after each record into a history by step, as a database of series would keep it."""
+
+    def __init__(self, history):
+        super().__init__()
+        self.history = history
+
+    def write(self, record):
+        super().write(record)
+        shown = {(reading.metric.name, *reading.labels): reading.value for reading in self.collect()}
+        self.history[int(shown["hetero_rl_trainer_step",])] = shown
+
+
+class PrometheusCase:
+    NAMES: ClassVar = {
+        "reward/mean": ("hetero_rl_trainer_reward_mean",),
+        "good": ("hetero_rl_trainer_diagnostic", "good"),
+    }
+
+    def __init__(self, directory):
+        self.history = {}
+        self.sink = Scraped(self.history)
+
+    def reopened(self):
+        return Scraped(self.history)
+
+    def steps(self, name):
+        return sorted(step for step, shown in self.history.items() if self.NAMES[name] in shown)
+
+    def value(self, step, name):
+        return self.history[step][self.NAMES[name]]
+
+
+@pytest.fixture(params=[MemoryCase, JsonlCase, TensorBoardCase, PrometheusCase])
 def case(request, tmp_path):
     return request.param(tmp_path)
 
@@ -157,3 +191,37 @@ def test_event_files_hold_numbers_in_single_precision(tmp_path):
     case.sink.close()
 
     assert case.value(1, "learning_rate") == struct.unpack("f", struct.pack("f", 1e-6))[0]
+
+
+def readings(sink):
+    return {
+        (reading.metric.name.removeprefix("hetero_rl_trainer_"), *reading.labels): reading.value
+        for reading in sink.collect()
+    }
+
+
+def test_what_is_scraped_late_was_added_up_meanwhile():
+    sink = PrometheusSink()
+    sink.start(resume_step=4)
+    sink.write(MetricsRecord(5, {"wait_seconds/batch": 1.5, "dropped/stale": 2.0, "loss": 3.0}))
+    sink.write(MetricsRecord(6, {"wait_seconds/batch": 0.25, "dropped/stale": 1.0, "loss": 1.0}))
+
+    shown = readings(sink)
+    assert shown["wait_seconds_total", "batch"] == 1.75
+    assert shown["dropped_sequences_total", "stale"] == 3
+    assert (shown["steps_total",], shown["step",], shown["loss",]) == (2, 6, 1)
+
+
+def test_the_gap_of_each_backend_is_a_series_beside_that_of_all():
+    sink = PrometheusSink()
+    sink.start(resume_step=-1)
+    sink.write(
+        MetricsRecord(
+            1, {"log_prob_gap/mean": 0.02, "log_prob_gap/mean/ascend": 0.03, "diagnostics/k2/ascend": 0.5}
+        )
+    )
+
+    shown = readings(sink)
+    assert shown["log_prob_gap_mean_nats", "all"] == 0.02
+    assert shown["log_prob_gap_mean_nats", "ascend"] == 0.03
+    assert shown["diagnostic", "k2/ascend"] == 0.5

@@ -3,6 +3,7 @@
 from hetero_rl.trainer.sinks.base import MetricsRecord, Sink
 from hetero_rl.trainer.sinks.jsonl import JsonlSink
 from hetero_rl.trainer.sinks.memory import MemorySink
+from hetero_rl.trainer.sinks.prometheus import PrometheusSink
 from hetero_rl.trainer.sinks.tensorboard import TensorBoardSink
 
-__all__ = ["JsonlSink", "MemorySink", "MetricsRecord", "Sink", "TensorBoardSink"]
+__all__ = ["JsonlSink", "MemorySink", "MetricsRecord", "PrometheusSink", "Sink", "TensorBoardSink"]

@@ -1,0 +1,1 @@
+"""What Prometheus scrapes from hub, worker, relay and trainer. Only `exporter` needs the extra `metrics`."""
