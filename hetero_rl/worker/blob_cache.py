@@ -1,8 +1,9 @@
 """Blobs of the weight service as local files. A download that breaks goes on where it stopped, also after a restart."""
 
+import asyncio
 import contextlib
 import errno
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +23,7 @@ from hetero_rl.worker.link import Link
 __all__ = ["BlobCache"]
 
 _PARTIAL = ".partial"
+_DOWNLOADS_AT_ONCE = 3
 
 
 class BlobCache:
@@ -57,6 +59,26 @@ class BlobCache:
             await self._link.repeat(f"download of {blob.digest[:12]}", lambda: self._continue(blob, partial))
             _finish(partial, path, blob)
         return path
+
+    async def fetch_all(self, blobs: Iterable[BlobReference]) -> Mapping[str, Path]:
+        """The files of blobs by digest; a few are downloaded at once, so that the line never waits for a question.
+
+        Raises:
+            HeteroRLError: What the first failure is; the other downloads are given up, and go on at the next call.
+        """
+        at_once = asyncio.Semaphore(_DOWNLOADS_AT_ONCE)
+
+        async def fetch(blob: BlobReference) -> tuple[str, Path]:
+            async with at_once:
+                return blob.digest, await self.fetch(blob)
+
+        tasks = [asyncio.create_task(fetch(blob)) for blob in {blob.digest: blob for blob in blobs}.values()]
+        try:
+            return dict(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def keep_only(self, blobs: Iterable[BlobReference]) -> None:
         """Removes every other file."""

@@ -138,9 +138,10 @@ class WeightStage:
                         held_version=version, wanted_version=0, encodings=ENCODINGS
                     ),
                 )
-                paths = [[await self._cache.fetch(blob) for blob in manifest.blobs] for manifest in plan]
+                files = await self._cache.fetch_all(blob for manifest in plan for blob in manifest.blobs)
             if not plan:
                 break
+            paths = [[files[blob.digest] for blob in manifest.blobs] for manifest in plan]
             staged = await self._follow(plan, paths, staged or self.held)
             version = staged.manifest.version
         return staged

@@ -15,6 +15,10 @@ from hetero_rl.wire.messages import WeightEncoding
 pytestmark = pytest.mark.asyncio
 
 
+class KilledError(Exception):
+    """The process ends here."""
+
+
 class Line:
     """The weight service over a line on which a test does something to plans or to bytes, once."""
 
@@ -132,12 +136,12 @@ async def test_a_receiver_killed_while_it_fetches_goes_on_from_its_disk(site, li
 
     async def die_on_the_way(digest, offset):
         if offset:
-            raise KeyboardInterrupt
+            raise KilledError
         async for chunk in fetch(digest, offset):
             yield chunk
 
     line.chunks, line.fetch_blob = cut, die_on_the_way
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KilledError):
         await site.worker(line).advance(site.newest)
     line.fetch_blob = fetch
     await site.follow(site.worker(line), 0)
@@ -155,10 +159,10 @@ async def test_a_receiver_killed_while_it_applies_a_delta_ends_with_the_right_we
 
     def half(self, data_type, bits, payload):
         decode(self, data_type, bits, payload)
-        raise KeyboardInterrupt
+        raise KilledError
 
     monkeypatch.setattr(DeltaCoder, "decode", half)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KilledError):
         await stage.advance(site.newest)
     monkeypatch.setattr(DeltaCoder, "decode", decode)
     site.fetched.clear()
@@ -288,3 +292,11 @@ async def test_a_model_whose_tensors_were_renamed_or_reshaped_is_never_a_delta(s
         await site.publish_state(publisher, step, state)
         assert (await site.plan(client, held=step))[-1].encoding is WeightEncoding.FULL_RAW
         await site.follow(stage, step, state)
+
+
+async def test_several_blobs_are_on_their_way_at_once_and_equal_ones_only_once(site, client):
+    publisher = await site.open()
+    stage = site.worker(client)
+    await site.publish(publisher, 0, 1, 2, 1, 2)  # the deltas from 1 to 2 and back recur
+    await site.follow(stage, 2)
+    assert len(site.fetched) == len(set(site.fetched))
