@@ -30,9 +30,7 @@ BENCHES: Mapping[str, Bench] = {
         "hetero_rl.bench.logprobs", "Loss at the output head: time and memory against logits, and Liger."
     ),
     "trainer": Bench("hetero_rl.bench.trainer", "One optimizer step: against TRL, shared prompts, packing."),
-    "weights": Bench(
-        "hetero_rl.bench.weights", "Weight deltas: size against the entropy, speed against a copy."
-    ),
+    "weights": Bench("hetero_rl.bench.weights", "Weight deltas: size, speed, a slow line, cost per byte."),
     "wire": Bench("hetero_rl.bench.wire", "Trajectories: encoding, bytes per token, durable ingest."),
 }
 """By name."""

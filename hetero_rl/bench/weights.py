@@ -2,7 +2,7 @@
 
 Real updates are successive policy-gradient steps at learning rate 1e-6; the worst of those that change 0.5 to 4.5 % of
 the elements counts. Synthetic ones go from 0.3 to 50 %. Speeds are CPU time against copying the bytes of the model in
-pieces that no cache holds.
+pieces that no cache holds. The line and the bulk path go through a real hub, in a process of its own.
 """
 
 import time
@@ -12,7 +12,9 @@ import numpy as np
 
 from hetero_rl.bench.schema import BenchReport, Figure
 from hetero_rl.bench.timing import Ratio, compare
+from hetero_rl.bench.weight_bulk import bulk_figures
 from hetero_rl.bench.weight_floors import floor_given_exponent, gap_xor_zstd
+from hetero_rl.bench.weight_link import link_figures
 from hetero_rl.bench.weight_updates import Update, real_updates, synthetic_update
 from hetero_rl.weights.delta import DeltaCoder, compare_bits
 from hetero_rl.wire.messages import DataType
@@ -37,7 +39,14 @@ def run(*, quick: bool = False) -> BenchReport:
     updates = list(real_updates(quick=quick))
     judged = [update for update in updates if _DENSITIES[0] <= update.density <= _DENSITIES[1]] or updates
     elements = 100_000 if quick else _SYNTHETIC_ELEMENTS
-    figures = [*_size_figures(judged), _synthetic_figure(elements), *_speed_figures(judged)]
+    densest = max(judged, key=lambda update: update.density)
+    figures = [
+        *_size_figures(judged),
+        _synthetic_figure(elements),
+        *_speed_figures(densest),
+        *link_figures(densest, quick=quick),
+        *bulk_figures(quick=quick),
+    ]
     return BenchReport(bench="weights", figures=tuple(figures))
 
 
@@ -102,9 +111,8 @@ def _worst(
     )
 
 
-def _speed_figures(updates: Sequence[Update]) -> list[Figure]:
+def _speed_figures(densest: Update) -> list[Figure]:
     """Speeds on the update that changes most: it costs most."""
-    densest = max(updates, key=lambda update: update.density)
     copy = _copier(2 * densest.elements)
     baseline = f"{_COPY}; {densest.name}, {densest.density:.2%} changed"
     encoding = _compare(lambda: encode_update(densest), copy)

@@ -2,6 +2,7 @@
 
 import json
 from itertools import starmap
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -36,3 +37,29 @@ def log(run: RunArgument, as_json: JsonOutput = False) -> None:
         typer.echo("no weight version was published yet")
     else:
         Console().print(weights_view(records))
+
+
+@app.command("sparsity")
+def sparsity(
+    run: RunArgument,
+    as_json: JsonOutput = False,
+    html: Path | None = typer.Option(None, "--html", metavar="FILE", help="Write a page with plots too."),
+) -> None:
+    """Show which share of the served values each version changed, by layer and kind of matrix, and what repeats.
+
+    Counts come from RUN/weights.jsonl, which the trainer writes with every delta.
+    """
+    from hetero_rl.launch.hub_access import find_run
+    from hetero_rl.observe.sparsity import read_sparsity, sparsity_page, sparsity_view
+    from hetero_rl.reports.page import render_page
+
+    found = find_run(run)
+    versions = read_sparsity(found.sparsity)
+    if html is not None:
+        html.write_text(render_page(sparsity_page(found.root.name, versions)), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps([version.as_json() for version in versions], indent=2))
+    elif not versions:
+        typer.echo("no delta was published yet")
+    else:
+        Console().print(sparsity_view(versions))

@@ -43,6 +43,11 @@ class RunDirectory:
         return self.root / "checkpoints"
 
     @property
+    def sparsity(self) -> Path:
+        """What each weight delta changed, in counts for each tensor: one JSON object for each version."""
+        return self.root / "weights.jsonl"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object for each step."""
         return self.root / "metrics.jsonl"

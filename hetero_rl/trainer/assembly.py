@@ -136,6 +136,7 @@ def _publisher(
         directory=local.config.run.dir / "outgoing",
         patience=patience,
         clock=clock,
+        sparsity=local.config.run.dir / "weights.jsonl",
     )
 
 

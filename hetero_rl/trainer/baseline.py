@@ -21,7 +21,7 @@ from hetero_rl.weights.encodings import supported_encodings
 from hetero_rl.weights.full import EncodedVersion, encode_full, encode_full_tensors, stage_full
 from hetero_rl.weights.manifest import raw_size
 from hetero_rl.weights.tensors import distinct_tensors
-from hetero_rl.wire.messages import DataType, ProbeCard, WeightEncoding
+from hetero_rl.wire.messages import DataType, ProbeCard, WeightEncoding, WeightManifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,11 +51,13 @@ class Baseline:
     Args:
         anchor_every: Versions from one full copy to the next; 1 makes every version a full copy.
         directory: Where the logs of overwritten values are kept.
+        sparsity: Where counts of what changed are written, RUN/weights.jsonl; None writes none.
     """
 
-    def __init__(self, anchor_every: int, directory: Path) -> None:
+    def __init__(self, anchor_every: int, directory: Path, sparsity: Path | None = None) -> None:
         self._anchor_every = anchor_every
         self._directory = directory
+        self._sparsity = sparsity
         self._deltas_wanted = anchor_every > 1 and WeightEncoding.ULP_DELTA in supported_encodings()
         self._held: HeldWeights | None = None
         self._pending: ChangeLog | None = None
@@ -148,6 +150,7 @@ class Baseline:
         if encoded.manifest.encoding is WeightEncoding.ULP_DELTA and held is not None and log is not None:
             held.apply_delta(encoded.manifest, paths)
             self._since_anchor += 1
+            self._record(encoded.manifest, log)
             self._chain.append(_Delta(encoded.manifest.version, _coded_size(encoded), log))
             self._forget_logs(len(self._chain) - self._anchor_every)
             self._held = held
@@ -223,6 +226,18 @@ class Baseline:
             for entry in delta.manifest.tensors
         )
         return EncodedVersion(dataclasses.replace(delta.manifest, tensors=tensors), delta.blobs)
+
+    def _record(self, manifest: WeightManifest, log: "ChangeLog") -> None:
+        """Writes down where a delta changed something, in counts; a disk without room costs the record, not the run."""
+        if self._sparsity is None:
+            return
+        from hetero_rl.weights.sparsity import append_line, sparsity_line
+
+        before = self._chain[-1].log if self._chain else None
+        try:
+            append_line(self._sparsity, sparsity_line(manifest, log, before))
+        except OSError as error:
+            _LOG.warning("the sparsity of version %d is not recorded: %s", manifest.version, error)
 
     def _forget_logs(self, count: int) -> None:
         """Lets go of the oldest deltas of the chain."""

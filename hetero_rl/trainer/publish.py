@@ -68,6 +68,7 @@ class Publisher:
         directory: Where blobs lie until the hub has them; emptied at the start.
         patience: Repeats calls.
         clock: Records when a version is under way.
+        sparsity: Where counts of what changed are written; None writes none.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Publisher:
         directory: Path,
         patience: Patience,
         clock: WaitClock,
+        sparsity: Path | None = None,
     ) -> None:
         self._policy = policy
         self._port = port
@@ -92,7 +94,7 @@ class Publisher:
         shutil.rmtree(directory, ignore_errors=True)  # what an earlier life of the run was uploading
         self._scorer = SnapshotScorer(policy)
         # Empty at first: what the hub holds of an earlier life of the run need not be what this one would build on.
-        self._baseline = Baseline(config.anchor_every, directory / "logs")
+        self._baseline = Baseline(config.anchor_every, directory / "logs", sparsity)
         self._side_routes = SideRoutes(port, patience)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._under_way: Future[None] | None = None

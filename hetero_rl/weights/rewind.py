@@ -67,6 +67,13 @@ class ChangeLog:
         """Whether the delta changed a tensor."""
         return name in self._places
 
+    def positions(self, name: str) -> NDArray[np.integer[Any]]:
+        """The flat positions that the delta changed in a tensor, ascending."""
+        place = self._places.get(name)
+        if place is None:
+            return np.empty(0, np.int64)
+        return np.fromfile(self.path, place.position_type, place.changes, offset=place.offset)
+
     def restore(self, name: str, bits: Bits) -> None:
         """Puts back what the delta overwrote in a tensor, in place."""
         place = self._places.get(name)
