@@ -1,5 +1,6 @@
 """Random histories of a whole hub: workers that die, trainers that resume, hubs that restart. What must always hold, holds."""
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -21,9 +22,10 @@ STEPS = 5
 class History:
     """One run under a list of random choices; `finish` then lets everything go well."""
 
-    def __init__(self, hub, seed, max_lag):
+    def __init__(self, hub, seed, max_lag, backends=("cpu", "cpu")):
         self.hub, self.random, self.max_lag = hub, random.Random(seed), max_lag  # ruff: ignore[suspicious-non-cryptographic-random-usage] repeatable on purpose
-        self.workers = [hub.open(max_lag=max_lag, total_steps=STEPS), hub.join("w2")]
+        self.backends = backends
+        self.workers = [hub.open(max_lag=max_lag, total_steps=STEPS), hub.join("w2", backend=backends[1])]
         self.leases = []
         self.epoch, self.committed, self.checkpoint, self.version = 1, 0, 0, 1
         self.trained = Counter()
@@ -109,7 +111,9 @@ class History:
     def die(self):
         self.boots += 1
         number = self.random.randrange(2)
-        self.workers[number] = self.hub.join(f"w{number + 1}", boot_id=f"boot-{self.boots}")
+        self.workers[number] = self.hub.join(
+            f"w{number + 1}", boot_id=f"boot-{self.boots}", backend=self.backends[number]
+        )
 
     def restart(self):
         self.hub.restart()
@@ -129,12 +133,15 @@ class History:
         raise AssertionError("the run does not come to its end")
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("max_lag", [0, 1, 2])
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), length=st.integers(0, 80))
-def test_no_history_exceeds_the_lag_stalls_or_trains_twice(make_hub, max_lag, seed, length):
+def test_no_history_exceeds_the_lag_stalls_or_trains_twice(make_hub, max_lag, split, seed, length):
     hub = make_hub(MemoryStore())
-    history = History(hub, seed, max_lag)
+    hub.settings = dataclasses.replace(hub.settings, split_groups=split)
+    hub.restart()
+    history = History(hub, seed, max_lag, ("cpu", "ascend" if split else "cpu"))
     for _ in range(length):
         history.step()
     history.finish()
