@@ -1,7 +1,6 @@
 """`hetero-rl weights`: what the weight versions of a run cost."""
 
 import json
-from itertools import starmap
 from pathlib import Path
 
 import typer
@@ -21,16 +20,18 @@ def _weights() -> None:
 
 @app.command("log")
 def log(run: RunArgument, as_json: JsonOutput = False) -> None:
-    """Show coding, share of changed elements and bytes of every weight version; works while the job runs.
+    """Show coding, share of changed elements, bytes and seconds of every weight version; works while the job runs.
 
-    Sizes come from the manifests in the hub's journal. The share of changed elements is known for deltas only.
+    Sizes come from the manifests in the hub's journal, seconds from what workers report: medians over them. The share of
+    changed elements is known for deltas only.
     """
     from hetero_rl.hub.journal_reader import JournalReader
     from hetero_rl.launch.hub_access import find_run
     from hetero_rl.observe.weights import version_record, weights_view
 
     with JournalReader(find_run(run).journal) as reader:
-        records = list(starmap(version_record, reader.versions()))
+        syncs = [row.sync for row in reader.syncs()]
+        records = [version_record(row, manifest, syncs) for row, manifest in reader.versions()]
     if as_json:
         typer.echo(json.dumps([record.as_json() for record in records], indent=2))
     elif not records:

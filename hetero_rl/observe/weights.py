@@ -1,6 +1,7 @@
 """What each weight version cost: pure functions from manifests to records and a table. Standard library and rich only."""
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -9,9 +10,11 @@ from rich.text import Text
 
 from hetero_rl.hub.stores.records import VersionRow
 from hetero_rl.weights.manifest import element_count, raw_size
-from hetero_rl.wire.messages import WeightManifest
+from hetero_rl.wire.messages import WeightManifest, WeightSync
 
 __all__ = ["VersionRecord", "version_record", "weights_view"]
+
+_SECONDS = ("fetch_seconds", "decode_seconds", "verify_seconds", "pause_seconds")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,12 @@ class VersionRecord:
     """Bytes of a raw full copy."""
     abandoned: bool
     kept: bool
+    syncs: int = 0
+    """Workers that reported how they came to it; the seconds below are their medians, by their own clocks."""
+    fetch_seconds: float | None = None
+    decode_seconds: float | None = None
+    verify_seconds: float | None = None
+    pause_seconds: float | None = None
 
     @property
     def density(self) -> float | None:
@@ -59,8 +68,20 @@ class VersionRecord:
         return dataclasses.asdict(self) | computed
 
 
-def version_record(row: VersionRow, manifest: WeightManifest) -> VersionRecord:
-    """What a manifest says of a version's size and change."""
+def version_record(
+    row: VersionRow, manifest: WeightManifest, syncs: Sequence[WeightSync] = ()
+) -> VersionRecord:
+    """What a manifest says of a version's size and change, and workers of the time it took them.
+
+    Args:
+        row: What became of the version.
+        manifest: How it was published.
+        syncs: Reports of workers, of any versions.
+    """
+    reports = [sync for sync in syncs if sync.weight_version == manifest.version]
+    medians = {
+        name: statistics.median(getattr(sync, name) for sync in reports) for name in _SECONDS if reports
+    }
     counts = [tensor.changed_elements for tensor in manifest.tensors]
     counted = [count for count in counts if count is not None]
     return VersionRecord(
@@ -74,6 +95,8 @@ def version_record(row: VersionRow, manifest: WeightManifest) -> VersionRecord:
         full_bytes=sum(map(raw_size, manifest.tensors)),
         abandoned=row.abandoned,
         kept=not row.pruned,
+        syncs=len(reports),
+        **medians,
     )
 
 
@@ -83,7 +106,17 @@ def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
     for column in ("version", "step"):
         table.add_column(column, justify="right")
     table.add_column("encoding")
-    for column in ("base", "changed", "bytes", "bits/change", "of full"):
+    for column in (
+        "base",
+        "changed",
+        "bytes",
+        "bits/change",
+        "of full",
+        "fetch",
+        "decode",
+        "verify",
+        "pause",
+    ):
         table.add_column(column, justify="right")
     table.add_column("")
     for record in records:
@@ -96,12 +129,17 @@ def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
             f"{record.coded_bytes:,}",
             "-" if record.bits_per_change is None else f"{record.bits_per_change:.2f}",
             _percent(record.share_of_full),
+            *(_seconds(getattr(record, name)) for name in _SECONDS),
             "abandoned" if record.abandoned else "",
         )
     coded, full = sum(record.coded_bytes for record in records), sum(record.full_bytes for record in records)
     share = _percent(coded / full if full else None)
     total = Text(f"{len(records)} versions, {coded:,} bytes for each worker; full copies: {full:,} ({share})")
     return Group(table, Text(), total)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} s"
 
 
 def _percent(share: float | None) -> str:

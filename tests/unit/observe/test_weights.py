@@ -1,13 +1,21 @@
 """What a manifest says of the cost of a version."""
 
 import dataclasses
+import io
 
 import pytest
 from rich.console import Console
 
 from hetero_rl.hub.stores.records import VersionRow
 from hetero_rl.observe.weights import version_record, weights_view
-from hetero_rl.wire.messages import BlobReference, DataType, TensorEntry, WeightEncoding, WeightManifest
+from hetero_rl.wire.messages import (
+    BlobReference,
+    DataType,
+    TensorEntry,
+    WeightEncoding,
+    WeightManifest,
+    WeightSync,
+)
 
 ROW = VersionRow(3, 2, "", abandoned=False, pruned=True)
 
@@ -64,3 +72,22 @@ def test_the_table_has_a_line_for_each_version_and_a_sum():
     assert text.count("ULP_DELTA") == 2
     assert "4.00 %" in text
     assert "2 versions, 100 bytes for each worker; full copies: 4,000 (2.50 %)" in text
+
+
+def sync(version, fetch):
+    return WeightSync(
+        weight_version=version, from_version=2, manifests=1, fetched_bytes=50, fetch_seconds=fetch,
+        decode_seconds=0.5, verify_seconds=0.25, pause_seconds=0.125, total_seconds=4.0,
+    )  # fmt: skip
+
+
+def test_seconds_are_the_medians_of_the_workers_that_came_to_the_version():
+    record = version_record(ROW, DELTA, [sync(3, 1.0), sync(3, 3.0), sync(3, 2.0), sync(2, 9.0)])
+    assert (record.syncs, record.fetch_seconds, record.pause_seconds) == (3, 2.0, 0.125)
+    console = Console(width=200, file=io.StringIO())
+    console.print(weights_view([record]))
+    assert "2.000 s" in console.file.getvalue()
+
+
+def test_without_a_report_there_are_no_seconds():
+    assert version_record(ROW, DELTA, [sync(2, 9.0)]).decode_seconds is None
