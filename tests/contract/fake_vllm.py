@@ -117,6 +117,9 @@ class FakeWorker(WeightExtension):
             compilation_config=types.SimpleNamespace(static_forward_context={"layer": layer})
         )
 
+    def hetero_rl_follow(self, pid):
+        """There is no process here that could outlive the test."""
+
 
 @dataclasses.dataclass(eq=False)
 class Request:

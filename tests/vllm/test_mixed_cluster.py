@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_in_bfloat16_the_difference_is_reported_and_a_run_outlives_the_death_of_
     assert restarted == (kind == "dense")
 
 
-def test_a_worker_whose_update_went_wrong_is_quarantined(cluster):
+def test_a_worker_whose_update_went_wrong_is_quarantined_and_leaves_no_process_when_killed(cluster):
     mixed = cluster("tied", "float32")
     mixed.start_worker(str(CORRUPTING))
     mixed.wait_for_log("quarantine: the probe card of version 2 differs")
@@ -90,3 +91,8 @@ def test_a_worker_whose_update_went_wrong_is_quarantined(cluster):
     (worker,) = mixed.status()["workers"]
     assert worker["state"].lower() == "quarantined", worker
     assert [record["step"] for record in mixed.metrics() if record["step"] >= 1] == [1]
+
+    below = processes_below(mixed.worker.pid)
+    mixed.worker.kill()
+    while any(Path("/proc", str(pid)).exists() for pid in below):
+        time.sleep(0.1)  # the test's own time-out ends this

@@ -7,11 +7,16 @@ of vLLM that sends answers.
 import json
 import os
 import platform
+import signal
+import threading
+import time
 from typing import Any
 
 from hetero_rl.worker.engines.vllm.fixups import check_platform, watch_reload
 
 __all__ = ["WeightExtension"]
+
+_LOOK_SECONDS = 2.0
 
 _ENVIRONMENT_PREFIXES = (
     "VLLM_",
@@ -96,12 +101,40 @@ class WeightExtension:
                 facts[f"env.{name}"] = value
         return facts
 
+    @staticmethod
+    def hetero_rl_follow(pid: int) -> None:
+        """Ends this process and vLLM's engine process when the worker that started them is gone, however it went.
+
+        vLLM's engine process does not look after its parent: it would hold the device for ever.
+        """
+        threading.Thread(target=_end_after, args=(pid, os.getppid()), daemon=True).start()
+
     def _hetero_rl_attention(self) -> str:
         layers = self.vllm_config.compilation_config.static_forward_context.values()
         found = {
             layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")
         }
         return ",".join(sorted(found)) or "unknown"
+
+
+def _end_after(pid: int, parent: int) -> None:
+    """Waits until a process is gone, then ends the parent, if that is vLLM's engine process, and this process."""
+    while _is_alive(pid):
+        time.sleep(_LOOK_SECONDS)
+    # Without a process of its own for the engine, the parent was the worker itself.
+    if parent != pid and os.getppid() == parent:
+        os.kill(parent, signal.SIGKILL)
+    os._exit(1)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _device_name(device: Any) -> str:

@@ -6,6 +6,7 @@ check what can be known without vLLM ─► environment ─► import ─► nam
 import asyncio
 import dataclasses
 import logging
+import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -120,6 +121,9 @@ async def _measured(
     client: Client,
     arguments: dict[str, Any],
 ) -> Started:
+    await client.call(
+        "tying its life to this worker's", client.llm.collective_rpc("hetero_rl_follow", args=(os.getpid(),))
+    )
     (facts, *_) = await client.call("asking what it runs on", client.llm.collective_rpc("hetero_rl_facts"))
     mode = await measure_mode(client)
     labelled = library.features.version_labels and await measure_labels(client)
