@@ -129,13 +129,26 @@ def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
             f"{record.coded_bytes:,}",
             "-" if record.bits_per_change is None else f"{record.bits_per_change:.2f}",
             _percent(record.share_of_full),
-            *(_seconds(getattr(record, name)) for name in _SECONDS),
             "abandoned" if record.abandoned else "",
         )
     coded, full = sum(record.coded_bytes for record in records), sum(record.full_bytes for record in records)
     share = _percent(coded / full if full else None)
     total = Text(f"{len(records)} versions, {coded:,} bytes for each worker; full copies: {full:,} ({share})")
-    return Group(table, Text(), total)
+    if not any(record.syncs for record in records):
+        return Group(table, Text(), total)
+    return Group(table, Text(), _seconds_table(records), Text(), total)
+
+
+def _seconds_table(records: Sequence[VersionRecord]) -> Table:
+    """What each version took the workers that came to it: medians."""
+    table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
+    for column in ("version", "workers", "fetch", "decode", "verify", "pause"):
+        table.add_column(column, justify="right")
+    for record in records:
+        if record.syncs:
+            seconds = (_seconds(getattr(record, name)) for name in _SECONDS)
+            table.add_row(str(record.version), str(record.syncs), *seconds)
+    return table
 
 
 def _seconds(value: float | None) -> str:
