@@ -196,7 +196,7 @@ class WeightsConfig(Section):
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
     anchor_every: int = Field(16, ge=1)
-    """Versions from one full copy to the next; those between are deltas. 1 publishes full copies only."""
+    """Versions from one full copy to the next, which follows its delta in the background. 1 publishes full copies only."""
     blob_store: str | None = None
     """fsspec URL where the hub keeps weight blobs, such as s3://bucket/weights; None is the hub's disk. A run stays with it."""
     probe_sequences: int = Field(4, ge=0)

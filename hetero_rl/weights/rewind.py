@@ -11,6 +11,7 @@ the version that it claims to be, or it is not used.
 """
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from hetero_rl.weights.held import HeldWeights
 from hetero_rl.wire.messages import WeightManifest
 
 __all__ = ["ChangeLog", "Rewound"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,22 +52,31 @@ class ChangeLog:
         self.path = path
         self._places: dict[str, _Place] = {}
         self._size = 0
-        path.write_bytes(b"")
+        self._incomplete = False
+        path.unlink(missing_ok=True)
 
     def add(self, name: str, positions: NDArray[np.int64], old: Bits, elements: int) -> None:
         """Notes the bits that a tensor of `elements` elements had at some flat positions."""
         if not positions.size:
             return
         kind = "<u4" if elements <= 2**32 else "<i8"
-        with self.path.open("ab") as file:
-            file.write(positions.astype(kind).data)
-            file.write(np.ascontiguousarray(old[positions]).data)
+        try:
+            with self.path.open("ab") as file:
+                file.write(positions.astype(kind).data)
+                file.write(np.ascontiguousarray(old[positions]).data)
+        except OSError as error:  # a merged delta is a saving, and no reason to stop a run
+            _LOG.warning("no merged delta will go back beyond version %d: %s", self.base.version, error)
+            self._places, self._incomplete = {}, True
+        if self._incomplete:
+            return
         place = _Place(self._size, positions.size, kind)
         self._places[name] = place
         self._size += positions.size * (np.dtype(kind).itemsize + old.itemsize)
 
     def touches(self, name: str) -> bool:
-        """Whether the delta changed a tensor."""
+        """Whether the delta changed a tensor; raises DamagedError when the log has not everything."""
+        if self._incomplete:
+            raise DamagedError(f"{self.path} could not be written: there was no room for it")
         return name in self._places
 
     def positions(self, name: str) -> NDArray[np.integer[Any]]:
