@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
 from hetero_rl.deploy.needs import ContainerNeeds
-from hetero_rl.errors import BackendNotFoundError, ConfigError
+from hetero_rl.errors import BackendNotFoundError, ConfigError, EngineError
 from hetero_rl.worker.engine import Engine, EngineSettings
 
 __all__ = [
@@ -162,14 +162,26 @@ class Backend:
         return profiles[name]
 
     def engine_class(self, name: str | None = None) -> Callable[[EngineSettings], Engine]:
-        """The engine class of that name, or the default one; raises ConfigError naming those there are."""
+        """The engine class of that name, or the default one.
+
+        Raises:
+            ConfigError: There is no such engine; the message names those there are.
+            EngineError: Its packages are not installed; the message says how they are.
+        """
         wanted = name or self.default_engine
         if wanted not in self.engines:
             raise ConfigError(
                 f"backend {self.name!r} has no engine {wanted!r}; it has {sorted(self.engines)}"
             )
         module, _, attribute = self.engines[wanted].partition(":")
-        found: Callable[[EngineSettings], Engine] = getattr(importlib.import_module(module), attribute)
+        try:
+            found: Callable[[EngineSettings], Engine] = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            how = self.engine_install.get(wanted, f"pip install 'hetero-rl-backend-{self.name}'")
+            raise EngineError(
+                f"engine {wanted!r} of backend {self.name!r} needs the Python package {error.name!r}, which is not installed. "
+                f"To install it: {how}"
+            ) from error
         return found
 
 

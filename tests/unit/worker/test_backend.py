@@ -1,8 +1,10 @@
 """What a backend declares, and what comes of it for a worker process."""
 
+import dataclasses
+
 import pytest
 
-from hetero_rl.errors import ConfigError
+from hetero_rl.errors import ConfigError, EngineError
 from hetero_rl.worker.backend import Backend, DeviceReport, Profile, Quirk
 
 REPORT = DeviceReport(available=True, devices=(), advice="")
@@ -58,3 +60,12 @@ def test_a_users_own_engine_options_win_and_leave_the_fixes_beside_them():
 def test_an_unknown_profile_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match="'fast'; it has default, reproducible"):
         BACKEND.process_environment("fast")
+
+
+def test_an_engine_whose_packages_are_missing_says_how_they_are_installed():
+    declared = dataclasses.replace(
+        BACKEND, engines={"vllm": "nowhere.engine:Engine"}, engine_install={"vllm": "use the image"}
+    )
+
+    with pytest.raises(EngineError, match=r"'vllm' of backend 'vendor' needs .*'nowhere'.*use the image"):
+        declared.engine_class()
