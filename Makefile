@@ -97,6 +97,9 @@ calibration-vllm: calibration $(VLLM_VENV)/.installed  ## The same for vLLM on t
 	  --backends vllm-cpu:dtype=float32,vllm-cpu:dtype=bfloat16 \
 	  --set weights.serving_dtype=float32 --set sampling.max_new_tokens=1024 --out docs/calibration/smollm2-vllm
 
+test-scale: $(VENV)/.installed-test  ## Trains on 1, 2 and 4 ranks and compares.
+	$(VENV)/bin/python -m pytest -m scale tests/scale
+
 lint: $(VENV)/.installed-test  ## Style, types and protocol rules.
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .

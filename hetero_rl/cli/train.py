@@ -1,5 +1,6 @@
 """`hetero-rl train`: the main job."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -60,12 +61,22 @@ def train(
         *metrics_flags(metrics_listen),
     ]
     config = load_config(files or (), [*(overrides or ()), *flags])
+    if int(os.environ.get("RANK", "0")):  # torchrun started this process to compute for the first one
+        _follow(config, resume=resume)
+        return
     backends = _check(config, resume=resume, dry_run=dry_run)
     if dry_run:
         typer.echo(_plan(config, backends))
         typer.echo(show_config(config).rstrip("\n"))
         return
     _run(config, backends, resume=resume)
+
+
+def _follow(config: Config, *, resume: bool) -> None:
+    from hetero_rl.trainer.session import follow_rank
+
+    quiet_libraries()
+    follow_rank(config, resume=resume)
 
 
 def _flags(infer_backend: str | None, workers: int | None, hub: str | None) -> list[str]:

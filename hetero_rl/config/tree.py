@@ -182,6 +182,20 @@ class TrainerConfig(Section):
     """Where the trainer computes: "auto", "cpu" or a torch device such as "cuda:0"."""
     compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of forward and backward; master weights stay float32."""
+    head_dtype: Literal["compute", "float32"] = "compute"
+    """Data type of the output head's products: as the rest, or float32. Sums and log-probabilities are float32 anyway."""
+    matmul_precision: Literal["highest", "high"] = "highest"
+    """float32 products on an accelerator: "highest" is IEEE float32, "high" allows TF32."""
+    entropy_bonus: float = Field(0.0, ge=0)
+    """Weight of the mean entropy of the policy's distributions in the loss, in nats; 0 leaves it out."""
+    reference_kl: float = Field(0.0, ge=0)
+    """Weight of the divergence from the policy that the run began with; 0 leaves it out and loads no reference."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of decoder layers and compute them again in backward: less memory, a third more time."""
+    compile: bool = False
+    """Compile decoder layers with torch.compile."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's moments in the host's memory between steps."""
     threads: int = Field(0, ge=0)
     """CPU threads of the trainer; 0 leaves torch's choice."""
     prefetch_groups: int = Field(0, ge=0)

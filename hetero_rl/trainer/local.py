@@ -11,8 +11,11 @@ from hetero_rl.errors import ConfigError
 from hetero_rl.estimators import make_estimator
 from hetero_rl.tasks import Task, open_task
 from hetero_rl.trainer.checkpoint import Checkpoint, latest_checkpoint
-from hetero_rl.trainer.model import ModelSource, open_model
+from hetero_rl.trainer.followers import LeadingLearner
+from hetero_rl.trainer.model import ModelSource, open_model, open_policy
+from hetero_rl.trainer.objective import LossTerms
 from hetero_rl.trainer.prompts import PromptMaker
+from hetero_rl.trainer.ranks import Ranks
 from hetero_rl.trainer.state import config_digest, restore_random_states, restore_tensors
 from hetero_rl.trainer.step import Learner
 
@@ -57,8 +60,16 @@ def check_settings(config: Config) -> None:
     )
 
 
-def open_local_state(config: Config, *, resume: bool, model_dir: Path | None) -> LocalState:
+def open_local_state(
+    config: Config, *, resume: bool, model_dir: Path | None, ranks: Ranks | None = None
+) -> LocalState:
     """Opens task and model, and restores the newest whole checkpoint when the run is continued.
+
+    Args:
+        config: The resolved settings.
+        resume: Whether the run is continued.
+        model_dir: Directory of the model; None reads `model.path`.
+        ranks: The trainer's processes; None when there is one.
 
     Raises:
         ConfigError: A setting, the model or the run directory cannot be used.
@@ -69,13 +80,20 @@ def open_local_state(config: Config, *, resume: bool, model_dir: Path | None) ->
         torch.set_num_threads(config.trainer.threads)
     torch.manual_seed(config.run.seed)
     task = open_task(config.task, seed=config.run.seed, held_out=config.evaluation.prompts)
-    model = open_model(config, model_dir)
-    learner = Learner(
+    model = open_model(config, model_dir, ranks)
+    reference = None
+    if config.trainer.reference_kl:
+        reference = open_policy(config, model.directory, ranks)
+        reference.model.requires_grad_(requires_grad=False)
+    learner = (LeadingLearner if ranks is None or ranks.rank == 0 else Learner)(
         model.policy,
         make_estimator(config.estimator.name, config.estimator.options),
         config.optimizer,
         tokens_per_micro_batch=config.trainer.tokens_per_micro_batch,
         temperature=config.sampling.temperature,
+        terms=LossTerms(config.trainer.entropy_bonus, config.trainer.reference_kl),
+        reference=reference,
+        offload_optimizer=config.trainer.offload_optimizer,
     )
     return LocalState(
         config=config,

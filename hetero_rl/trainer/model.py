@@ -8,9 +8,12 @@ from typing import Any
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import ConfigError
 from hetero_rl.tasks import PromptEncoder
-from hetero_rl.trainer.policy import DATA_TYPES, Policy, choose_device, load_policy
+from hetero_rl.trainer.policy import Policy, choose_device, load_policy
+from hetero_rl.trainer.precision import Precision
+from hetero_rl.trainer.ranks import Ranks
+from hetero_rl.trainer.sharding import checkpoint_activations, decoder_layers, shard_policy
 
-__all__ = ["ModelSource", "open_model", "stop_tokens"]
+__all__ = ["ModelSource", "open_model", "open_policy", "stop_tokens"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,25 +27,21 @@ class ModelSource:
     """A completion ends with the first of these."""
 
 
-def open_model(config: Config, directory: Path | None = None) -> ModelSource:
+def open_model(config: Config, directory: Path | None = None, ranks: Ranks | None = None) -> ModelSource:
     """Loads the model of a run.
 
     Args:
         config: The resolved settings.
         directory: The model directory; None reads `model.path`, and makes the starter model when that asks
             for it.
+        ranks: The trainer's processes, over which the model is sharded; None when there is one.
 
     Raises:
         ConfigError: The directory cannot be used, or it names no token that ends a completion.
         TaskError: The task's prompts do not fit the model.
     """
     directory = directory or _model_directory(config)
-    policy = load_policy(
-        directory,
-        device=choose_device(config.trainer.device),
-        compute_dtype=DATA_TYPES[config.trainer.compute_dtype],
-        attention=config.model.attention,
-    )
+    policy = open_policy(config, directory, ranks)
     tokenizer = _load_tokenizer(directory)
     encoder = PromptEncoder(
         tokenizer,
@@ -56,6 +55,25 @@ def open_model(config: Config, directory: Path | None = None) -> ModelSource:
         encoder=encoder,
         stop_token_ids=stop_tokens(directory, tokenizer.eos_token_id),
     )
+
+
+def open_policy(config: Config, directory: Path, ranks: Ranks | None = None) -> Policy:
+    """Loads the policy of a run from a model directory, sharded where there are several ranks."""
+    precision = Precision.of(config.trainer)
+    precision.apply()
+    policy = load_policy(
+        directory,
+        device=choose_device(config.trainer.device) if ranks is None else ranks.device,
+        compute_dtype=precision.compute,
+        head_dtype=precision.head,
+        attention=config.model.attention,
+    )
+    if config.trainer.activation_checkpointing:
+        checkpoint_activations(policy.model)
+    if config.trainer.compile:
+        for layer in decoder_layers(policy.model):
+            layer.compile()
+    return policy if ranks is None else shard_policy(policy, ranks)
 
 
 def _model_directory(config: Config) -> Path:

@@ -5,7 +5,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from hetero_rl.trainer.forward import PolicyForward, TokenInputs
 from hetero_rl.trainer.layout import RowTokens, packed_inputs, padded_inputs
 from hetero_rl.trainer.output_head import OutputHead, find_output_head
 from hetero_rl.trainer.packing import enable_packing
+
+if TYPE_CHECKING:
+    from hetero_rl.trainer.sharding import Sharded
 
 __all__ = ["DATA_TYPES", "Policy", "choose_device", "load_policy"]
 
@@ -44,6 +47,8 @@ class Policy:
     """Whether the model takes packed rows, in which completions share their prompt."""
     overrides: Mapping[str, Tensor] | None = None
     """Tensors that the forward pass computes with in place of the parameters of these names."""
+    sharded: "Sharded | None" = None
+    """Where the parameters are in parts on several ranks."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -60,12 +65,15 @@ class Policy:
 
     def compute(self) -> contextlib.AbstractContextManager[Any]:
         """Context in which forward passes run: autocast, or nothing for float32."""
-        if self.compute_dtype == torch.float32:
+        # Sharded parameters are gathered in the compute type already.
+        if self.compute_dtype == torch.float32 or self.sharded is not None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
 
     def forward_module(self) -> PolicyForward:
-        """The forward pass over this model, as a module."""
+        """The forward pass over this model, as a module; every call of a sharded policy gives the same one."""
+        if self.sharded is not None:
+            return self.sharded.module
         return PolicyForward(self.model, self.head, head_dtype=self.head_dtype)
 
     def inputs(self, rows: Sequence[RowTokens]) -> TokenInputs:
@@ -83,12 +91,28 @@ class Policy:
             named = {f"model.{name}": tensor for name, tensor in self.overrides.items()}
             return call(module, named, (inputs, temperature))[1].log_probs  # type: ignore[no-any-return]  # the same
 
-    def twin(self) -> "Policy":
+    def twin(self, device: str | None = None) -> "Policy":
         """The same module over the same parameter storage, as objects of its own.
 
         `torch.func.functional_call` on the twin never touches the module that another thread trains.
+
+        Args:
+            device: Where the twin's parameters are instead, "meta" for none at all; buffers are shared anyway.
         """
-        shared = {id(tensor): tensor for tensor in (*self.model.parameters(), *self.model.buffers())}
+        if self.sharded is not None:
+            if self.sharded.twin is None:
+                raise ValueError(
+                    f"rank {self.sharded.ranks.rank} has no twin; only rank 0 computes under snapshots"
+                )
+            return self.sharded.twin
+        shared: dict[int, Tensor] = {id(buffer): buffer for buffer in self.model.buffers()}
+        for parameter in self.model.parameters():
+            other = (
+                parameter
+                if device is None
+                else torch.nn.Parameter(parameter.detach().to(device), requires_grad=False)
+            )
+            shared[id(parameter)] = other
         return dataclasses.replace(self, model=copy.deepcopy(self.model, shared))
 
 

@@ -14,17 +14,20 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from hetero_rl.config.tree import Config
-from hetero_rl.errors import HeteroRLError, ProtocolError, StorageError
+from hetero_rl.errors import ConfigError, HeteroRLError, ProtocolError, StorageError
 from hetero_rl.tasks import Grader
 from hetero_rl.trainer.assembly import assemble, open_run
 from hetero_rl.trainer.evaluation import EvaluationResult
-from hetero_rl.trainer.local import check_settings, open_local_state
+from hetero_rl.trainer.followers import LeadingLearner, follow
+from hetero_rl.trainer.local import LocalState, check_settings, open_local_state
 from hetero_rl.trainer.loop import TrainingLoop
 from hetero_rl.trainer.patience import InterruptedRunError, Patience, StopSignal
+from hetero_rl.trainer.policy import choose_device
+from hetero_rl.trainer.ranks import joined_ranks
 from hetero_rl.trainer.sinks import Sink
 from hetero_rl.wire.ports import TrainingPort
 
-__all__ = ["TrainingSummary", "check_settings", "train"]
+__all__ = ["TrainingSummary", "check_settings", "follow_rank", "train"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,16 +80,13 @@ def train(
     started = time.monotonic()
     signal = StopSignal(stop)
     patience = Patience(signal)
-    local = open_local_state(config, resume=resume, model_dir=model_dir)
-    grader = Grader(
-        local.task.scorer,
-        processes=config.task.grading_processes,
-        time_limit=config.task.grading_timeout,
-    )
-    with grader, _started(sinks, resume_step=local.step or -1):
-        grant = open_run(local, port, patience)
-        loop = assemble(local, grant, port, grader, sinks, patience=patience, stop=signal)
-        complete = _run(loop)
+    with joined_ranks(choose_device(config.trainer.device)) as ranks:
+        local = open_local_state(config, resume=resume, model_dir=model_dir, ranks=ranks)
+        try:
+            loop, complete = _train(config, local, port, sinks, patience, signal)
+        finally:
+            if isinstance(local.learner, LeadingLearner):
+                local.learner.stop()
     return TrainingSummary(
         complete=complete,
         step=loop.step,
@@ -97,6 +97,38 @@ def train(
         checkpoint=loop.checkpoints.newest,
         weight_version=loop.publisher.stored,
     )
+
+
+def follow_rank(config: Config, *, resume: bool) -> None:
+    """What a trainer process after the first does, from the same settings: its part of every step, until rank 0 ends.
+
+    The run directory and the model directory must be the same files on every rank's machine.
+    """
+    with joined_ranks(choose_device(config.trainer.device)) as ranks:
+        if ranks is None:
+            raise ConfigError("there is one trainer process only, so there is nobody to follow")
+        local = open_local_state(config, resume=resume, model_dir=None, ranks=ranks)
+        follow(local.learner, ranks)
+
+
+def _train(
+    config: Config,
+    local: LocalState,
+    port: TrainingPort,
+    sinks: Sequence[Sink],
+    patience: Patience,
+    signal: StopSignal,
+) -> tuple[TrainingLoop, bool]:
+    """Runs the loop of an opened run; the loop, and whether it made all steps."""
+    grader = Grader(
+        local.task.scorer,
+        processes=config.task.grading_processes,
+        time_limit=config.task.grading_timeout,
+    )
+    with grader, _started(sinks, resume_step=local.step or -1):
+        grant = open_run(local, port, patience)
+        loop = assemble(local, grant, port, grader, sinks, patience=patience, stop=signal)
+        return loop, _run(loop)
 
 
 def _run(loop: TrainingLoop) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hetero_rl.trainer.layout import RowTokens
 from hetero_rl.trainer.log_probs import row_log_probs
 from hetero_rl.trainer.policy import Policy
-from hetero_rl.weights.tensors import distinct_tensors
+from hetero_rl.trainer.sharding import policy_tensors, whole
 
 if TYPE_CHECKING:
     from hetero_rl.weights.difference import Difference
@@ -37,10 +37,12 @@ class Snapshot:
 
 def take_snapshot(policy: Policy, step: int, serving_dtype: torch.dtype) -> Snapshot:
     """Copies the policy, so that training may go on while the copy is published."""
+    if policy.sharded is not None:
+        policy.sharded.ranks.command("snapshot")
     tensors: dict[str, Tensor] = {}
-    for named in distinct_tensors(policy.model.state_dict()):
+    for named in policy_tensors(policy):
         dtype = serving_dtype if named.tensor.is_floating_point() else named.tensor.dtype
-        copied = named.tensor.detach().to("cpu", dtype, copy=True).contiguous()
+        copied = whole(named.tensor.detach()).to("cpu", dtype, copy=True).contiguous()
         tensors.update(dict.fromkeys((named.name, *named.tied_names), copied))
     return Snapshot(step, tensors)
 

@@ -15,7 +15,7 @@ import hetero_rl
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import DamagedError, ProtocolError
 from hetero_rl.trainer.policy import Policy
-from hetero_rl.weights.tensors import distinct_tensors
+from hetero_rl.trainer.sharding import copy_whole, policy_tensors, whole
 
 __all__ = [
     "ConsumedGroups",
@@ -87,10 +87,24 @@ def _ranges(ordinals: list[int]) -> Iterable[tuple[int, int]]:
 
 
 def capture_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Model and optimizer as safetensors content, by file name; nothing is copied."""
-    model = {named.name: named.tensor for named in distinct_tensors(policy.model.state_dict())}
+    """Model and optimizer as safetensors content, by file name; what is whole already is not copied."""
+    if policy.sharded is not None:
+        policy.sharded.ranks.command("state")
+    return gather_state(policy, optimizer)
+
+
+def gather_state(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """What `capture_tensors` gives; every rank of a sharded policy takes part, rank 0 keeps it."""
+
+    def kept(tensor: Tensor) -> Tensor:
+        found = whole(tensor.detach())
+        if policy.sharded is None:
+            return found
+        return found.cpu() if policy.sharded.ranks.rank == 0 else torch.empty(0)
+
+    model = {named.name: kept(named.tensor) for named in policy_tensors(policy)}
     moments = {
-        f"{name}.{kind}": value.detach()
+        f"{name}.{kind}": kept(value)
         for name, parameter in policy.named_parameters().items()
         for kind, value in optimizer.state.get(parameter, {}).items()
     }
@@ -102,13 +116,18 @@ def restore_tensors(directory: Path, policy: Policy, optimizer: torch.optim.Opti
     from safetensors.torch import load_file
 
     model = load_file(directory / MODEL_FILE)
-    own = {named.name: named.tensor for named in distinct_tensors(policy.model.state_dict())}
+    own = {named.name: named.tensor for named in policy_tensors(policy)}
     if model.keys() != own.keys():
         difference = sorted(model.keys() ^ own.keys())
         raise DamagedError(f"{directory / MODEL_FILE} is of another model: {difference[:3]} differ")
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(model[name])
+            if tensor.shape != model[name].shape:
+                raise DamagedError(
+                    f"{directory / MODEL_FILE} is of another model: {name} is {tuple(model[name].shape)}, not"
+                    f" {tuple(tensor.shape)}"
+                )
+            copy_whole(tensor, model[name])
     moments = load_file(directory / OPTIMIZER_FILE)
     for name, parameter in policy.named_parameters().items():
         state = {
@@ -118,8 +137,17 @@ def restore_tensors(directory: Path, policy: Policy, optimizer: torch.optim.Opti
         }
         if state:
             optimizer.state[parameter] = {
-                kind: value if kind == "step" else value.to(parameter.device) for kind, value in state.items()
+                kind: value if kind == "step" else _like(parameter, value) for kind, value in state.items()
             }
+
+
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A moment as the optimizer holds it: where and in the parts that its parameter is."""
+    if not hasattr(parameter, "full_tensor"):
+        return value.to(parameter.device)
+    moment = torch.zeros_like(parameter)
+    copy_whole(moment, value)
+    return moment
 
 
 def capture_random_states() -> dict[str, Any]:

@@ -11,9 +11,11 @@ norm are finite.
 Shapes: S sequences, N action tokens of them: completion tokens that the policy chose.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -21,14 +23,17 @@ from torch import Tensor
 
 from hetero_rl.config.tree import OptimizerConfig
 from hetero_rl.errors import NonFiniteError
-from hetero_rl.estimators import Coefficients, Estimator, Needs, PreparedBatch, RecordedBatch, token_weights
-from hetero_rl.estimators.batch import token_positions
+from hetero_rl.estimators import Coefficients, Estimator, Needs, PreparedBatch, RecordedBatch
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.forward import Objective
 from hetero_rl.trainer.layout import batch_rows
 from hetero_rl.trainer.log_probs import row_log_probs
 from hetero_rl.trainer.micro_batches import Rows, computed_tokens, flat, plan_micro_batches, plan_rows
+from hetero_rl.trainer.objective import LossTerms, Part, Weigher, batch_coefficients, in_batch_order
 from hetero_rl.trainer.policy import Policy
+from hetero_rl.trainer.precision import LossScale
+from hetero_rl.trainer.ranks import Ranks
+from hetero_rl.trainer.sharding import whole
 
 __all__ = [
     "Learner",
@@ -36,12 +41,10 @@ __all__ = [
     "action_log_probs",
     "learning_rate_at",
     "make_optimizer",
+    "moments_beside",
     "plan_batch",
     "record",
 ]
-
-HALF_PRECISION_LOSS_SCALE = 2.0**14
-"""Lifts float16 gradients of a loss that is divided by all tokens of the batch out of the subnormal range."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,6 +62,10 @@ class StepResult:
     padded_tokens: int
     """Tokens computed, padding included."""
     seconds: float
+    entropies: Tensor | None = None
+    """[N] entropy of each position in nats, where the loss has an entropy bonus."""
+    reference_log_probs: Tensor | None = None
+    """[N] log pi_ref, where the loss has a divergence from a reference."""
 
 
 def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -70,6 +77,25 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.AdamW
         eps=config.epsilon,
         weight_decay=config.weight_decay,
     )
+
+
+@contextlib.contextmanager
+def moments_beside(optimizer: torch.optim.Optimizer, *, offload: bool) -> Generator[None]:
+    """Has the optimizer's moments beside their parameters for the time of a step, in the host's memory after it."""
+    if not offload:
+        yield
+        return
+    for parameter, state in optimizer.state.items():
+        state.update({name: _moved(name, value, parameter.device) for name, value in state.items()})
+    try:
+        yield
+    finally:
+        for state in optimizer.state.values():
+            state.update({name: _moved(name, value, torch.device("cpu")) for name, value in state.items()})
+
+
+def _moved(name: str, value: Tensor, device: torch.device) -> Tensor:
+    return value if name == "step" else value.to(device)
 
 
 def learning_rate_at(step: int, config: OptimizerConfig) -> float:
@@ -108,17 +134,29 @@ def action_log_probs(policy: Policy, batch: TrainingBatch, rows: Rows, temperatu
 
 
 def plan_batch(
-    batch: TrainingBatch, tokens_per_micro_batch: int, *, share_prompts: bool, packed: bool
+    batch: TrainingBatch, tokens_per_micro_batch: int, *, share_prompts: bool, packed: bool, parts: int = 1
 ) -> tuple[Rows, ...]:
-    """The micro-batches of a batch; raises ConfigError when one sequence exceeds the budget."""
+    """The micro-batches of a batch; raises ConfigError when one sequence exceeds the budget.
+
+    Args:
+        batch: The batch.
+        tokens_per_micro_batch: The budget.
+        share_prompts: Whether the completions of a group share a row.
+        packed: Whether rows are packed.
+        parts: Rows are kept short enough for so many micro-batches of equal size, if there are sequences enough.
+    """
     groups = batch.group_of_sequence
+    budget = tokens_per_micro_batch
+    if parts > 1:
+        longest = max(batch.row_lengths([(index,) for index in range(batch.sequences)]))
+        budget = min(budget, max(longest, math.ceil(sum(batch.total_lengths) / parts)))
     rows = plan_rows(
         groups.tolist(),
         batch.prompt_lengths[groups].tolist(),
         batch.lengths.tolist(),
-        tokens_per_micro_batch if share_prompts else 0,
+        budget if share_prompts else 0,
     )
-    plan = plan_micro_batches(batch.row_lengths(rows), tokens_per_micro_batch, packed=packed)
+    plan = plan_micro_batches(batch.row_lengths(rows), min(budget, tokens_per_micro_batch), packed=packed)
     return tuple(tuple(rows[index] for index in part) for part in plan)
 
 
@@ -132,6 +170,9 @@ class Learner:
         tokens_per_micro_batch: Budget of one forward and backward pass, padding included.
         temperature: The sampling temperature; log-probabilities are those of the tempered distribution.
         share_prompts: Whether a prompt is computed once for several completions; None does so if the model can.
+        terms: What the loss has besides the estimator.
+        reference: The policy that `terms.reference_kl` pulls towards.
+        offload_optimizer: Whether the optimizer's moments are in the host's memory between steps.
     """
 
     def __init__(
@@ -143,6 +184,9 @@ class Learner:
         tokens_per_micro_batch: int,
         temperature: float = 1.0,
         share_prompts: bool | None = None,
+        terms: LossTerms = LossTerms(),  # ruff: ignore[function-call-in-default-argument] - frozen
+        reference: Policy | None = None,
+        offload_optimizer: bool = False,
     ) -> None:
         self.policy = policy
         self.share_prompts = policy.packed and share_prompts is not False
@@ -152,10 +196,20 @@ class Learner:
         self._config = config
         self._budget = tokens_per_micro_batch
         self._temperature = temperature
+        self._terms = terms
+        self._loss_scale = LossScale(policy.compute_dtype)
+        self._reference = reference
+        self._offload = offload_optimizer
 
     def plan(self, batch: TrainingBatch) -> tuple[Rows, ...]:
         """The micro-batches of a batch; raises ConfigError when one sequence exceeds the budget."""
-        return plan_batch(batch, self._budget, share_prompts=self.share_prompts, packed=self.policy.packed)
+        return plan_batch(
+            batch,
+            self._budget,
+            share_prompts=self.share_prompts,
+            packed=self.policy.packed,
+            parts=1 if self._ranks is None else self._ranks.world,
+        )
 
     def step(self, batch: TrainingBatch, recorded: RecordedBatch) -> StepResult:
         """Makes one optimizer step with a batch of at least one sequence.
@@ -165,135 +219,148 @@ class Learner:
         """
         started = time.monotonic()
         plan = self.plan(batch)
-        prepared = self._estimator.prepare(recorded, self._current_log_probs(batch, plan))
-        self.optimizer.zero_grad(set_to_none=True)
-        parts = [self._forward_and_backward(batch, prepared, rows) for rows in plan]
-        loss = math.fsum(part.loss for part in parts)
-        gradient_norm = self._clip_gradients(batch.step)
-        coefficients = _joined_coefficients([part.coefficients for part in parts], plan, recorded.lengths)
-        scale = self._estimator.learning_rate_scale(coefficients.log_importance_ratio)
+        own = plan if self._ranks is None else self._ranks.share(plan)
+        idle = 0 if self._ranks is None else math.ceil(len(plan) / self._ranks.world) - len(own)
+        prepared = self._estimator.prepare(recorded, self._current_log_probs(batch, own, idle, plan))
+        columns, gradient_norm = self._gradients(batch, prepared, own, idle, plan)
+        while self._loss_scale.lowered_after(gradient_norm, batch.step):
+            columns, gradient_norm = self._gradients(batch, prepared, own, idle, plan)
+        if not math.isfinite(gradient_norm):
+            raise NonFiniteError(f"step {batch.step}: the gradient norm is {gradient_norm}")
+        scale = self._estimator.learning_rate_scale(columns.coefficients.log_importance_ratio)
         learning_rate = learning_rate_at(batch.step, self._config) * scale
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.optimizer.step()
+        with moments_beside(self.optimizer, offload=self._offload):
+            self.optimizer.step()
         return StepResult(
-            loss=loss,
+            loss=columns.loss,
             gradient_norm=gradient_norm,
             learning_rate=learning_rate,
-            log_probs=_in_batch_order([part.log_probs for part in parts], plan, recorded.lengths),
+            log_probs=columns.log_probs,
             prepared=prepared,
-            coefficients=coefficients,
+            coefficients=columns.coefficients,
             padded_tokens=sum(
                 computed_tokens(batch.row_lengths(rows), packed=self.policy.packed) for rows in plan
             ),
             seconds=time.monotonic() - started,
+            entropies=columns.entropies,
+            reference_log_probs=columns.reference_log_probs,
         )
 
-    def _current_log_probs(self, batch: TrainingBatch, plan: tuple[Rows, ...]) -> Tensor | None:
+    @property
+    def _ranks(self) -> Ranks | None:
+        return None if self.policy.sharded is None else self.policy.sharded.ranks
+
+    def _gradients(
+        self,
+        batch: TrainingBatch,
+        prepared: PreparedBatch,
+        own: tuple[Rows, ...],
+        idle: int,
+        plan: tuple[Rows, ...],
+    ) -> tuple[Part, float]:
+        """Forward and backward of the whole batch, and the norm of the gradients, which are clipped."""
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = [self._forward_and_backward(batch, prepared, rows) for rows in own]
+        for _ in range(idle):
+            self._compute_along(batch, plan)
+        columns = self._columns(parts, own, prepared.recorded)
+        _check_finite(batch.step, columns.loss, columns.log_probs)
+        return columns, self._clip_gradients()
+
+    def _current_log_probs(
+        self, batch: TrainingBatch, own: tuple[Rows, ...], idle: int, plan: tuple[Rows, ...]
+    ) -> Tensor | None:
         """One pass without gradients, only for estimators that couple sequences through the current policy."""
         if self._estimator.needs is not Needs.CURRENT_POLICY:
             return None
-        parts = [action_log_probs(self.policy, batch, part, self._temperature) for part in plan]
-        return _in_batch_order(parts, plan, batch.action_lengths)
+        parts = [action_log_probs(self.policy, batch, part, self._temperature) for part in own]
+        for _ in range(idle):
+            action_log_probs(self.policy, batch, plan[0][:1], self._temperature)
+        return self._total(in_batch_order(parts, own, batch.action_lengths))
 
-    def _forward_and_backward(self, batch: TrainingBatch, prepared: PreparedBatch, rows: Rows) -> "_Part":
-        weigher = _Weigher(self._estimator, prepared.select(flat(rows)), self._loss_scale)
-        inputs = self.policy.inputs(batch_rows(batch, rows, actions_only=True))
+    def _forward_and_backward(self, batch: TrainingBatch, prepared: PreparedBatch, rows: Rows) -> Part:
+        tokens = batch_rows(batch, rows, actions_only=True)
+        reference = None
+        if self._reference is not None:
+            reference = row_log_probs(self._reference, tokens, self._temperature).cpu()
+        weigher = Weigher(self._estimator, prepared.select(flat(rows)), self._scale, self._terms, reference)
+        entropy_weights = weigher.entropy_weights
+        if entropy_weights is not None:
+            entropy_weights = entropy_weights.to(self.policy.device)
+        objective = Objective(weigher, entropy_weights, accumulate=self._ranks is None)
         with self.policy.compute():
-            scaled, known = self._module(inputs, self._temperature, Objective(weigher, accumulate=True))
-        log_probs = known.log_probs.cpu()
-        loss = scaled.item() / self._loss_scale
-        if not bool(log_probs.isfinite().all()) or not math.isfinite(loss):
-            raise NonFiniteError(
-                f"step {batch.step}: the loss of a micro-batch is {loss} and"
-                f" {int((~log_probs.isfinite()).sum())} of its log-probabilities are not finite"
-            )
+            scaled, known = self._module(self.policy.inputs(tokens), self._temperature, objective)
+        log_probs, loss = known.log_probs.cpu(), scaled.item() / self._scale
+        if self._ranks is None:
+            _check_finite(batch.step, loss, log_probs)
         scaled.backward()
-        return _Part(loss, log_probs, weigher.coefficients)
+        entropies = None if known.entropies is None else known.entropies.cpu()
+        return Part(loss, log_probs, weigher.coefficients, entropies, reference)
 
-    def _clip_gradients(self, step: int) -> float:
+    def _compute_along(self, batch: TrainingBatch, plan: tuple[Rows, ...]) -> None:
+        """Takes part in the other ranks' collectives with a row that counts nothing."""
+        tokens = batch_rows(batch, plan[0][:1], actions_only=True)
+        if self._reference is not None:
+            row_log_probs(self._reference, tokens, self._temperature)
+        nothing = Objective(lambda _first, _after, log_probs: torch.zeros_like(log_probs))
+        with self.policy.compute():
+            loss, _ = self._module(self.policy.inputs(tokens), self._temperature, nothing)
+        loss.backward()
+
+    def _columns(self, parts: list[Part], own: tuple[Rows, ...], recorded: RecordedBatch) -> Part:
+        """What the whole batch gave, in its order, from the micro-batches of all ranks."""
+        lengths = recorded.lengths
+        split = recorded.old_log_probs is not None
+        found = batch_coefficients([part.coefficients for part in parts], own, lengths, split=split)
+        coefficients = Coefficients(
+            lengths=lengths,
+            weights=self._total(found.weights),
+            log_importance_ratio=self._total(found.log_importance_ratio),
+            unusable_tokens=self._total(found.unusable_tokens),
+            clamped=self._total(found.clamped),
+            staleness_log_ratio=None
+            if found.staleness_log_ratio is None
+            else self._total(found.staleness_log_ratio),
+            chip_log_ratio=None if found.chip_log_ratio is None else self._total(found.chip_log_ratio),
+        )
+
+        def tokens(columns: list[Tensor | None]) -> Tensor:
+            known = [column for column in columns if column is not None]
+            return self._total(in_batch_order(known, own, lengths))
+
+        loss = torch.tensor([math.fsum(part.loss for part in parts)], dtype=torch.float64)
+        return Part(
+            loss=float(self._total(loss)),
+            log_probs=tokens([part.log_probs for part in parts]),
+            coefficients=coefficients,
+            entropies=tokens([part.entropies for part in parts]) if self._terms.entropy_bonus else None,
+            reference_log_probs=tokens([part.reference_log_probs for part in parts])
+            if self._reference is not None
+            else None,
+        )
+
+    def _total(self, values: Tensor) -> Tensor:
+        return values if self._ranks is None else self._ranks.total(values)
+
+    def _clip_gradients(self) -> float:
         parameters = self.policy.parameters()
-        if self._loss_scale != 1:
+        if self._loss_scale.value != 1:
             for parameter in parameters:
                 if parameter.grad is not None:
-                    parameter.grad.div_(self._loss_scale)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_gradient_norm))
-        if not math.isfinite(norm):
-            raise NonFiniteError(f"step {step}: the gradient norm is {norm}")
-        return norm
+                    parameter.grad.div_(self._loss_scale.value)
+        return float(whole(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_gradient_norm)))
 
     @property
-    def _loss_scale(self) -> float:
-        return HALF_PRECISION_LOSS_SCALE if self.policy.compute_dtype == torch.float16 else 1.0
+    def _scale(self) -> float:
+        """What the loss is multiplied with: sharded gradients are means over the ranks where sums are wanted."""
+        return self._loss_scale.value * (1 if self._ranks is None else self._ranks.world)
 
 
-class _Weigher:
-    """Asks the estimator for coefficients as log-probabilities of a micro-batch become known.
-
-    Args:
-        estimator: The estimator.
-        part: The micro-batch.
-        scale: Multiplies the loss.
-    """
-
-    def __init__(self, estimator: Estimator[Any], part: PreparedBatch, scale: float) -> None:
-        self._estimator = estimator
-        self._part = part
-        self._scale = scale
-        self._found: list[Coefficients] = []
-
-    def __call__(self, first: int, after: int, log_probs: Tensor) -> Tensor:
-        """Derivative of the loss by the log-probability of the tokens of some sequences, the next in order."""
-        whole = first == 0 and after == self._part.sequences
-        part = self._part if whole else self._part.select(range(first, after))
-        coefficients = self._estimator.coefficients(part, log_probs.cpu())
-        self._found.append(coefficients)
-        return token_weights(part, coefficients) * self._scale
-
-    @property
-    def coefficients(self) -> Coefficients:
-        """Those of the whole micro-batch."""
-        return Coefficients.joined(self._found)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Part:
-    """What one micro-batch gave."""
-
-    loss: float
-    log_probs: Tensor
-    coefficients: Coefficients
-
-
-def _in_batch_order(parts: list[Tensor], plan: tuple[Rows, ...], lengths: Tensor) -> Tensor:
-    """Token columns of the micro-batches, put back into the order of the batch's sequences."""
-    order = torch.tensor([index for rows in plan for index in flat(rows)])
-    joined = torch.cat(parts)
-    result = torch.empty_like(joined)
-    result[token_positions(lengths, order)] = joined
-    return result
-
-
-def _joined_coefficients(parts: list[Coefficients], plan: tuple[Rows, ...], lengths: Tensor) -> Coefficients:
-    """The coefficients of the whole batch from those of its micro-batches."""
-    order = torch.tensor([index for rows in plan for index in flat(rows)])
-
-    def sequences(columns: list[Tensor]) -> Tensor:
-        joined = torch.cat(columns)
-        result = torch.empty_like(joined)
-        result[order] = joined
-        return result
-
-    def split(columns: list[Tensor | None]) -> Tensor | None:
-        known = [column for column in columns if column is not None]
-        return sequences(known) if known else None
-
-    return Coefficients(
-        weights=_in_batch_order([part.values for part in parts], plan, lengths),
-        lengths=lengths,
-        log_importance_ratio=sequences([part.log_importance_ratio for part in parts]),
-        unusable_tokens=sequences([part.unusable_tokens for part in parts]),
-        clamped=sequences([part.clamped for part in parts]),
-        staleness_log_ratio=split([part.staleness_log_ratio for part in parts]),
-        chip_log_ratio=split([part.chip_log_ratio for part in parts]),
-    )
+def _check_finite(step: int, loss: float, log_probs: Tensor) -> None:
+    if not bool(log_probs.isfinite().all()) or not math.isfinite(loss):
+        raise NonFiniteError(
+            f"step {step}: the loss of a micro-batch is {loss} and"
+            f" {int((~log_probs.isfinite()).sum())} of its log-probabilities are not finite"
+        )

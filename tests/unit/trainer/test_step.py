@@ -255,3 +255,113 @@ def test_sequences_cut_short_by_the_engine_do_not_reach_the_estimator(policy, ma
 
     assert result.prepared.advantages.tolist() == [0.5, -0.5]
     assert result.prepared.facts["incomplete_groups"] == 1
+
+
+def test_an_entropy_bonus_adds_the_gradient_of_the_mean_entropy(policy, batch):
+    from hetero_rl.trainer.objective import LossTerms
+
+    factors = [0.5 / 11, -0.5 / 11, -0.25 / 11, 0.25 / 11]
+    loss = -sum(factor * log_probs_of(policy, batch, i).sum() for i, factor in enumerate(factors))
+    entropies = []
+    for i in range(4):
+        prompt, completion = batch.prompt_of(i), batch.completion_of(i)
+        logits = policy.model(input_ids=torch.cat([prompt, completion])[None]).logits[0]
+        p = logits[len(prompt) - 1 : -1].softmax(-1)
+        entropies.append(-(p * p.log()).sum(-1))
+    entropy = torch.cat(entropies)
+    (loss - 0.3 * entropy.mean()).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    subject = Learner(
+        policy,
+        make_estimator("reinforce", None),
+        OptimizerConfig(learning_rate=1e-2, max_gradient_norm=1e9),
+        tokens_per_micro_batch=12,
+        terms=LossTerms(entropy_bonus=0.3),
+    )
+
+    result = subject.step(batch, recorded(batch))
+
+    found = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(result.entropies, entropy.detach(), atol=1e-5, rtol=0)
+
+
+def test_a_divergence_from_a_reference_adds_the_gradient_of_its_estimate(model_dir, policy, batch):
+    from hetero_rl.trainer.objective import LossTerms
+    from hetero_rl.trainer.policy import load_policy
+
+    reference = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.2)
+    # Rewards are equal, so nothing but the divergence has a gradient: its k3 estimate, mean over 11 tokens.
+    equal = dataclasses.replace(batch, rewards=torch.ones(4))
+    own = torch.cat([log_probs_of(policy, batch, i) for i in range(4)])
+    theirs = torch.cat([log_probs_of(reference, batch, i) for i in range(4)]).detach()
+    (0.7 * ((theirs - own).exp() - (theirs - own) - 1).mean()).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    subject = Learner(
+        policy,
+        make_estimator("reinforce", None),
+        OptimizerConfig(learning_rate=1e-2, max_gradient_norm=1e9),
+        tokens_per_micro_batch=64,
+        terms=LossTerms(reference_kl=0.7),
+        reference=reference,
+    )
+
+    result = subject.step(equal, recorded(equal))
+
+    found = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(result.reference_log_probs, theirs, atol=1e-5, rtol=0)
+
+
+def test_float16_gradients_that_overflow_are_computed_again_with_a_smaller_scale(model_dir, batch):
+    from hetero_rl.trainer.policy import load_policy
+
+    policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float16)
+    calls = []
+
+    def overflow(gradient):
+        calls.append(1)
+        return gradient * math.inf if len(calls) == 1 else gradient
+
+    policy.parameters()[-1].register_hook(overflow)
+
+    result = learner(policy).step(batch, recorded(batch))
+
+    assert len(calls) == 2
+    assert math.isfinite(result.gradient_norm)
+
+
+def test_checkpointed_activations_give_the_same_step(model_dir, batch):
+    from hetero_rl.trainer.policy import load_policy
+    from hetero_rl.trainer.sharding import checkpoint_activations, decoder_layers
+
+    states = []
+    for checkpointed in (False, True):
+        policy = load_policy(model_dir, device=torch.device("cpu"), compute_dtype=torch.float32)
+        if checkpointed:
+            checkpoint_activations(policy.model)
+        learner(policy, "vespo", epsilon=1e-3).step(batch, recorded(batch))
+        states.append(weights(policy))
+
+    assert len(decoder_layers(policy.model)) == 2
+    torch.testing.assert_close(states[1], states[0], atol=1e-6, rtol=0)
+
+
+def test_moments_are_in_the_hosts_memory_between_steps(policy, batch):
+    subject = Learner(
+        policy,
+        make_estimator("reinforce", None),
+        OptimizerConfig(learning_rate=1e-2),
+        tokens_per_micro_batch=64,
+        offload_optimizer=True,
+    )
+
+    for _ in range(2):
+        subject.step(batch, recorded(batch))
+
+    state = next(iter(subject.optimizer.state.values()))
+    assert state["step"].item() == 2
+    assert state["exp_avg"].device.type == "cpu"

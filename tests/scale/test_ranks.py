@@ -1,0 +1,91 @@
+"""The same three steps on 1, 2 and 4 ranks over gloo give the same numbers, weights, checkpoint and snapshot."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+SCRIPT = Path(__file__).with_name("ranks_step.py")
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(SCRIPT))
+
+
+@pytest.fixture(scope="module")
+def model(script, tmp_path_factory):
+    from hetero_rl.bench.trainer import save_model
+
+    directory = tmp_path_factory.mktemp("model")
+    save_model(script["SHAPES"], directory)
+    return directory
+
+
+def on_ranks(count, model, out, name, restore=""):
+    out.mkdir()
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    subprocess.run(
+        [sys.executable, *launcher, str(SCRIPT), str(model), str(out), name, str(restore)],
+        check=True,
+        timeout=800,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
+    return json.loads((out / "found.json").read_text())
+
+
+def alone(script, model, out, name, restore=""):
+    out.mkdir()
+    threads = torch.get_num_threads()
+    script["main"](model, out, name, restore)
+    torch.set_num_threads(threads)
+    return json.loads((out / "found.json").read_text())
+
+
+def assert_same(found, expected, first, second):
+    assert found["refused"]
+    assert expected["refused"]
+    for one, other in zip(found["steps"], expected["steps"], strict=True):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+    assert found["tensors"] == expected["tensors"]
+    assert found["scores"] == pytest.approx(expected["scores"], abs=1e-4)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        own, theirs = load_file(first / file), load_file(second / file)
+        assert own.keys() == theirs.keys()
+        for name, tensor in own.items():
+            torch.testing.assert_close(tensor, theirs[name], atol=2e-5, rtol=1e-3)
+
+
+def test_two_ranks_do_what_one_does(script, model, tmp_path):
+    expected = alone(script, model, tmp_path / "1", "vespo")
+
+    found = on_ranks(2, model, tmp_path / "2", "vespo")
+
+    assert_same(found, expected, tmp_path / "2", tmp_path / "1")
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("name", ["gepo", "grpo", "snis"])
+def test_four_ranks_do_what_one_does_also_without_work_for_each(script, model, tmp_path, name):
+    expected = alone(script, model, tmp_path / "1", name)
+
+    found = on_ranks(4, model, tmp_path / "4", name)
+
+    assert_same(found, expected, tmp_path / "4", tmp_path / "1")
+
+
+@pytest.mark.scale
+def test_a_checkpoint_is_continued_by_another_number_of_ranks(script, model, tmp_path):
+    on_ranks(2, model, tmp_path / "2", "vespo")
+    expected = alone(script, model, tmp_path / "on 1", "vespo", tmp_path / "2")
+
+    found = on_ranks(4, model, tmp_path / "on 4", "vespo", tmp_path / "2")
+
+    assert_same(found, expected, tmp_path / "on 4", tmp_path / "on 1")
