@@ -125,6 +125,7 @@ def _certify(
             "name the backend to certify with --backend NAME; `hetero-rl doctor` lists those installed"
         )
     worker = config.inference.worker
+    engine_name = engine_name or worker.engine
     backend = find_backend(backend_name)
     diagnosis = diagnose(backend)
     if not diagnosis.report.available:

@@ -265,6 +265,8 @@ class WorkerConfig(Section):
     """Own model directory; None takes the files from the hub."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Options by the engine's own names, over those of the profile, such as max_model_len for vLLM."""
+    engine: Name | None = None
+    """Engine of the backend, such as "transformers" on "cuda"; None takes the backend's own choice."""
     profile: Name = "default"
     """Knobs of the backend: "default", or "reproducible" where it has one; `hetero-rl doctor` lists them."""
     relay: str | None = None

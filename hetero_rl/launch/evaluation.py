@@ -67,14 +67,14 @@ def evaluate_model(
     encoder = PromptEncoder(tokenizer, config.task, max_new_tokens=config.sampling.max_new_tokens)
     stops = stop_tokens(model_dir, tokenizer.eos_token_id)
     worker = config.inference.worker
-    engine = declared.engine_class()(
+    engine = declared.engine_class(worker.engine)(
         EngineSettings(
             model_dir=model_dir,
             dtype=worker.dtype,
             max_concurrent_sequences=worker.max_concurrent_sequences,
             threads=worker.threads,
             device=declared.torch_device,
-            options=declared.engine_options(profile=worker.profile, own=worker.engine_options),
+            options=declared.engine_options(worker.engine, worker.profile, worker.engine_options),
             emulate=worker.emulate or "",
         )
     )

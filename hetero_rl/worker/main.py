@@ -84,7 +84,7 @@ def run_worker(
         config: Settings; `inference.worker`, `security` and `hub.max_message_bytes` matter here.
         worker_name: Unique among the workers of the hub.
         exit_with_parent: Whether the end of standard input means that the parent has died.
-        engine_name: Engine of the backend; None starts its own choice.
+        engine_name: Engine of the backend; None takes that of the settings, or the backend's own choice.
 
     Raises:
         BackendNotFoundError: No such backend is installed.
@@ -101,7 +101,7 @@ def run_worker(
         backend=backend,
         worker_name=worker_name,
         config=config,
-        engine_name=engine_name,
+        engine_name=engine_name or config.inference.worker.engine,
     )
     if not logging.getLogger().handlers:
         logging.basicConfig(

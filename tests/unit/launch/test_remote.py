@@ -111,3 +111,13 @@ def test_workers_of_one_host_share_its_devices_evenly(ids, workers, shares):
     found = [visible_devices(backend, ids, index, workers).get("VISIBLE") for index in range(workers)]
 
     assert found == shares
+
+
+def test_the_engine_that_was_chosen_is_part_of_the_command():
+    command = worker_command(
+        config := load_config(overrides=["inference.worker.engine=transformers"]),
+        planned_workers(config)[0],
+        "h:1",
+    )
+
+    assert "--set 'inference.worker.engine=\"transformers\"'" in command
