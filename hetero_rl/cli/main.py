@@ -5,7 +5,7 @@ import platform
 import typer
 
 import hetero_rl
-from hetero_rl.cli import bench, calibrate, certs, cluster, config, estimators, weights
+from hetero_rl.cli import bench, calibrate, certs, cluster, config, estimators, weights, workers
 from hetero_rl.cli.audit import audit
 from hetero_rl.cli.backends import backends
 from hetero_rl.cli.doctor import doctor
@@ -17,6 +17,7 @@ from hetero_rl.cli.relay import relay
 from hetero_rl.cli.reporting import ReportingGroup
 from hetero_rl.cli.samples import samples
 from hetero_rl.cli.status import status
+from hetero_rl.cli.top import top
 from hetero_rl.cli.train import train
 from hetero_rl.cli.worker import worker
 
@@ -47,6 +48,7 @@ def version() -> None:
 
 app.command()(train)
 app.command()(status)
+app.command()(top)
 app.command()(samples)
 app.command()(audit)
 app.command("eval")(evaluate)
@@ -64,6 +66,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(config.app, name="config")
 app.add_typer(weights.app, name="weights")
+app.add_typer(workers.app, name="workers")
 app.command()(version)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hetero_rl.calibration.store import calibrated_ids
+from hetero_rl.observe.backends import summarize_backends
+from hetero_rl.observe.scaling import scale_hint
 from hetero_rl.wire.messages import Event, QueueCounts, RunStatus, WorkerSummary
 from hetero_rl.wire.ports import FleetPort
 
@@ -75,6 +77,8 @@ def fleet_record(snapshot: FleetSnapshot) -> dict[str, object]:
         "training_groups": _counts(status.training),
         "evaluation_groups": _counts(status.evaluation),
         "counters": dict(status.counters),
+        "waits_for": scale_hint(status, snapshot.workers).value,
+        "backends": [dataclasses.asdict(backend) for backend in summarize_backends(snapshot.workers)],
         "workers": [_worker_record(worker, snapshot.calibrated) for worker in snapshot.workers],
         "events": [dataclasses.asdict(event) for event in snapshot.events],
     }

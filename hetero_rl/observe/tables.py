@@ -1,16 +1,27 @@
 """The hub's view of a run as tables for a terminal: pure functions from snapshots to renderables."""
 
 import datetime as dt
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hetero_rl.observe.backends import BackendSummary, busy_rate, summarize_backends
 from hetero_rl.observe.fleet import FleetSnapshot
 from hetero_rl.observe.progress import duration
+from hetero_rl.observe.scaling import ADVICE, scale_hint
 from hetero_rl.wire.messages import Event, RunStatus, WorkerState, WorkerSummary
 
-__all__ = ["fleet_view", "short_number", "worker_table"]
+__all__ = [
+    "backend_table",
+    "event_line",
+    "fleet_view",
+    "headline",
+    "queue_table",
+    "short_number",
+    "worker_table",
+]
 
 _STATE_STYLES = {
     WorkerState.ACTIVE: "green",
@@ -32,22 +43,35 @@ def short_number(value: float) -> str:
 
 def fleet_view(snapshot: FleetSnapshot) -> RenderableType:
     """Run, queues, workers, counters and recent events."""
-    parts: list[RenderableType] = [_headline(snapshot.status), Text(), _queues(snapshot.status), Text()]
+    status = snapshot.status
+    parts: list[RenderableType] = [headline(status), Text(), queue_table(status), Text()]
     parts.append(worker_table(snapshot.workers))
+    backends = summarize_backends(snapshot.workers)
+    if len(backends) > 1:
+        parts += [Text(), backend_table(backends)]
+    if status.run is not None:
+        parts += [Text(), Text(f"now: {ADVICE[scale_hint(status, snapshot.workers)]}")]
     if snapshot.uncalibrated:
         parts.append(_uncalibrated_line(snapshot))
-    if counters := {name: count for name, count in snapshot.status.counters.items() if count}:
+    if counters := {name: count for name, count in status.counters.items() if count}:
         parts += [
             Text(),
             Text("counted  " + "  ".join(f"{name} {count}" for name, count in counters.items())),
         ]
     if snapshot.events:
-        parts += [Text(), *(_event_line(event) for event in snapshot.events)]
+        parts += [Text(), *(event_line(event) for event in snapshot.events)]
     return Group(*parts)
 
 
-def worker_table(workers: tuple[WorkerSummary, ...]) -> RenderableType:
-    """One line for each worker."""
+def worker_table(
+    workers: Sequence[WorkerSummary], rates: Mapping[str, float] | None = None
+) -> RenderableType:
+    """One line for each worker.
+
+    Args:
+        workers: In the order of the lines.
+        rates: Tokens per second by name; None shows the mean while each engine was busy.
+    """
     if not workers:
         return Text("no worker has joined yet", style="yellow")
     table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
@@ -57,12 +81,35 @@ def worker_table(workers: tuple[WorkerSummary, ...]) -> RenderableType:
     for column in ("weights", "leases", "samples", "tokens", "tok/s", "gap", "seen"):
         table.add_column(column, justify="right")
     for worker in workers:
-        table.add_row(*_worker_cells(worker))
+        rate = busy_rate(worker) if rates is None else rates.get(worker.worker_name)
+        table.add_row(*_worker_cells(worker, rate))
     return table
 
 
-def _worker_cells(worker: WorkerSummary) -> tuple[str | Text, ...]:
-    rate = worker.generated_tokens / worker.busy_seconds if worker.busy_seconds > 0 else None
+def backend_table(backends: Sequence[BackendSummary]) -> Table:
+    """One line for each backend."""
+    table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
+    table.add_column("backend")
+    for column in ("active", "tok/s", "of all tokens", "tok per busy second", "gap", "largest"):
+        table.add_column(column, justify="right")
+    for backend in backends:
+        table.add_row(
+            backend.name,
+            f"{backend.active} of {backend.workers}",
+            _number(backend.rate),
+            f"{backend.token_share:.0%}",
+            _number(backend.busy_rate),
+            "-" if backend.gap_mean is None else f"{backend.gap_mean:.1e}",
+            "-" if backend.gap_max is None else f"{backend.gap_max:.1e}",
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else short_number(value)
+
+
+def _worker_cells(worker: WorkerSummary, rate: float | None) -> tuple[str | Text, ...]:
     probe = worker.last_probe
     state = worker.state.name.lower()
     return (
@@ -75,7 +122,7 @@ def _worker_cells(worker: WorkerSummary) -> tuple[str | Text, ...]:
         str(worker.leases),
         short_number(worker.completions),
         short_number(worker.generated_tokens),
-        "-" if rate is None else short_number(rate),
+        _number(rate),
         "-" if probe is None else f"{probe.mean_absolute_difference:.1e}",
         f"{worker.silence:.0f}s ago",
     )
@@ -87,7 +134,8 @@ def _uncalibrated_line(snapshot: FleetSnapshot) -> Text:
     return Text(f"uncalibrated: {named}; measure with hetero-rl calibrate", style="yellow")
 
 
-def _headline(status: RunStatus) -> Text:
+def headline(status: RunStatus) -> Text:
+    """The run in one line."""
     if status.run is None:
         return Text(f"hub up {duration(status.uptime)}, no trainer has opened a run yet", style="yellow")
     trainer = "trainer connected" if status.trainer_connected else "no trainer connected"
@@ -101,7 +149,8 @@ def _headline(status: RunStatus) -> Text:
     )
 
 
-def _queues(status: RunStatus) -> Table:
+def queue_table(status: RunStatus) -> Table:
+    """Groups by purpose and stage."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("groups")
     stages = ("queued", "leased", "finished", "taken", "committed")
@@ -112,7 +161,8 @@ def _queues(status: RunStatus) -> Table:
     return table
 
 
-def _event_line(event: Event) -> Text:
+def event_line(event: Event) -> Text:
+    """An entry of the history."""
     moment = dt.datetime.fromtimestamp(event.occurred_at).astimezone()
     worker = f"{event.worker_name}: " if event.worker_name else ""
     return Text(f"{moment:%H:%M:%S}  {event.kind}  {worker}{event.message}", style="dim")
