@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hetero_rl.errors import ConfigError
-from hetero_rl.wire.bundle import write_bundle
+from hetero_rl.files import write_whole
+from hetero_rl.wire.bundle import read_bundle, write_bundle
 from hetero_rl.wire.roles import Role
 
 __all__ = ["app"]
@@ -90,6 +91,28 @@ def issue(
     path = out or directory / f"{name}.credentials"
     write_bundle(Authority(directory).issue(name, role, host or (), days), path)
     typer.echo(f"wrote {path}; copy it to its host and set security.credentials to it there")
+
+
+@app.command()
+def unpack(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle of `issue`.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")],
+    group_readable: Annotated[
+        bool, typer.Option("--group-readable", help="Let the group of the files read them too.")
+    ] = False,
+) -> None:
+    """Write what is in a bundle as files, for programs such as Prometheus: ca.pem, certificate.pem, key.pem, token."""
+    held = read_bundle(bundle)
+    out.mkdir(parents=True, exist_ok=True, mode=0o750 if group_readable else 0o700)
+    files = {
+        "ca.pem": held.certificate_authority,
+        "certificate.pem": held.certificate,
+        "key.pem": held.private_key,
+        "token": held.token,
+    }
+    for name, text in files.items():
+        write_whole(out / name, text, 0o640 if group_readable else 0o600)
+    typer.echo(f"wrote {', '.join(files)} to {out}")
 
 
 @app.command()

@@ -93,8 +93,9 @@ def any_host_text() -> str:
 
     comment = (
         "One file for any host: `docker compose --profile cpu up` tries everything on this machine; --profile hub --profile trainer\n"
-        "on the host that trains, --profile ascend | rocm | cuda | relay on those that generate. Settings come from .env, see\n"
-        "docs/deployment.md. Written by `hetero-rl cluster compose`; devices and mounts are the backend packages' to say."
+        "on the host that trains, --profile ascend | rocm | cuda | relay on those that generate, --profile monitoring beside the hub.\n"
+        "Settings come from .env, see docs/deployment.md. Written by `hetero-rl cluster compose`; devices and mounts are the backend\n"
+        "packages' to say."
     )
     return to_yaml(compose_for_any_host(_backends()), comment)
 

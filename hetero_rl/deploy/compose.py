@@ -6,6 +6,7 @@ from typing import Any
 
 from hetero_rl import __version__
 from hetero_rl.deploy.inventory import Host, Inventory
+from hetero_rl.deploy.monitoring import METRICS_LISTEN, grafana_service, prometheus_service
 from hetero_rl.deploy.needs import ContainerNeeds
 from hetero_rl.deploy.services import (
     HUB_PORT,
@@ -24,6 +25,7 @@ from hetero_rl.worker.backend import Backend
 __all__ = ["compose_for_any_host", "compose_for_host", "env_for_host", "to_yaml"]
 
 Compose = dict[str, Any]
+_VOLUMES = ("runs", "credentials", "authority", "cache", "relay-cache", "prometheus", "grafana")
 _VENDORS = ("cuda", "rocm", "ascend")
 _USER = "${HETERO_RL_UID:-1000}:${HETERO_RL_GID:-1000}"
 
@@ -45,6 +47,7 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             runs="runs",
             registry="/authority/registry.json",
             authority="authority",
+            flags=METRICS_LISTEN,
         ),
         "trainer": trainer_service(
             Place(profiles=("trainer",), depends_on=served),
@@ -52,12 +55,14 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             configuration="${HETERO_RL_CONFIG:-/configs/quickstart.toml}",
             needs=_needs(backends, "cuda"),
             devices=("${HETERO_RL_TRAINER_DEVICE:-0}",),
+            flags=METRICS_LISTEN,
         ),
         "trainer-cpu": trainer_service(
             Place(profiles=("cpu",), depends_on=served),
             runs="runs",
             configuration="${HETERO_RL_CONFIG:-/configs/quickstart.toml}",
             needs=None,
+            flags=METRICS_LISTEN,
         ),
         "worker-cpu": worker_service(
             Place(profiles=("cpu",), depends_on=served),
@@ -65,7 +70,7 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             name="worker-cpu-0",
             bundle="worker.credentials",
             needs=None,
-            flags=("--set", "inference.worker.threads=${HETERO_RL_WORKER_THREADS:-0}"),
+            flags=(*METRICS_LISTEN, "--set", "inference.worker.threads=${HETERO_RL_WORKER_THREADS:-0}"),
         ),
     }
     for vendor in _VENDORS:
@@ -80,6 +85,7 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             bundle="${HETERO_RL_BUNDLE:-worker.credentials}",
             needs=_needs(backends, vendor),
             devices=("${HETERO_RL_DEVICE:-0}",),
+            flags=METRICS_LISTEN,
         )
     services["relay"] = relay_service(
         Place(
@@ -88,11 +94,14 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             profiles=("relay",),
         ),
         publish=f"${{HETERO_RL_RELAY_PORT:-{RELAY_PORT}}}:{RELAY_PORT}",
+        flags=METRICS_LISTEN,
     )
+    services["prometheus"] = prometheus_service(Place(profiles=("monitoring",), depends_on=ready))
+    services["grafana"] = grafana_service(Place(profiles=("monitoring",)))
     return {
         "name": "hetero-rl",
         "services": services,
-        "volumes": {name: {} for name in ("runs", "credentials", "authority", "cache", "relay-cache")},
+        "volumes": {name: {} for name in _VOLUMES},
     }
 
 

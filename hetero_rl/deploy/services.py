@@ -16,6 +16,7 @@ __all__ = [
     "RELAY_PORT",
     "Place",
     "Service",
+    "common",
     "credentials_service",
     "hub_service",
     "relay_service",
@@ -32,8 +33,11 @@ _GRACE_SECONDS = 60
 _MAKE_CREDENTIALS = """\
 test -e /authority/authority.key && exit 0
 hetero-rl certs init --dir /authority --bundles /credentials --hub-host hub
-hetero-rl certs issue worker --dir /authority --out /credentials/worker.credentials
+hetero-rl certs issue trainer --role trainer --host trainer --dir /authority --out /credentials/trainer.credentials
+hetero-rl certs issue worker --host worker --dir /authority --out /credentials/worker.credentials
 hetero-rl certs issue relay --role relay --host relay --dir /authority --out /credentials/relay.credentials
+hetero-rl certs issue prometheus --role observer --dir /authority --out /credentials/prometheus.credentials
+hetero-rl certs unpack /credentials/prometheus.credentials --out /credentials/prometheus --group-readable
 """
 _VERSION = "${HETERO_RL_VERSION:-0.1.0}"
 _REGISTRY = "${HETERO_RL_REGISTRY:-hetero-rl}"
@@ -72,7 +76,13 @@ def credentials_service(place: Place) -> Service:
 
 
 def hub_service(
-    place: Place, *, publish: str, runs: str, registry: str, authority: str | None = None
+    place: Place,
+    *,
+    publish: str,
+    runs: str,
+    registry: str,
+    authority: str | None = None,
+    flags: Sequence[str] = (),
 ) -> Service:
     """The hub.
 
@@ -82,6 +92,7 @@ def hub_service(
         runs: Volume or directory of the run directories.
         registry: Path of the registry inside.
         authority: Volume that holds the registry, mounted read-only; None when it lies beside the bundle.
+        flags: Further arguments of the command.
     """
     mounts = [f"{runs}:/runs", f"{place.credentials}:{CREDENTIALS_DIR}:ro"]
     if authority is not None:
@@ -89,10 +100,10 @@ def hub_service(
     bundle = f"{CREDENTIALS_DIR}/hub.credentials"
     return {
         **_image("hub", place),
-        **_common(place),
+        **common(place),
         "command": [
             *("hub", "--run-dir", "/runs/${HETERO_RL_RUN:-default}", "--listen", f"0.0.0.0:{HUB_PORT}"),
-            *("--credentials", bundle, "--registry", registry),
+            *("--credentials", bundle, "--registry", registry, *flags),
         ],
         "ports": [publish],
         "volumes": mounts,
@@ -107,7 +118,13 @@ def hub_service(
 
 
 def trainer_service(
-    place: Place, *, runs: str, configuration: str, needs: ContainerNeeds | None, devices: Sequence[str] = ()
+    place: Place,
+    *,
+    runs: str,
+    configuration: str,
+    needs: ContainerNeeds | None,
+    devices: Sequence[str] = (),
+    flags: Sequence[str] = (),
 ) -> Service:
     """The trainer, which ends with the run.
 
@@ -117,10 +134,11 @@ def trainer_service(
         configuration: Path of the settings inside.
         needs: Container needs of the devices to train on; None trains on CPUs.
         devices: Ids of those devices.
+        flags: Further arguments of the command.
     """
     service = {
         **_image("trainer-cuda" if needs else "trainer-cpu", place),
-        **_common(place),
+        **common(place),
         "command": [
             *("train", configuration, "--set", "run.dir=/runs/${HETERO_RL_RUN:-default}"),
             *(
@@ -131,6 +149,7 @@ def trainer_service(
                 "--credentials",
                 f"{CREDENTIALS_DIR}/trainer.credentials",
             ),
+            *flags,
             "${HETERO_RL_TRAIN_FLAGS:---set=logging.live=false}",
         ],
         "volumes": [f"{runs}:/runs", f"{place.credentials}:{CREDENTIALS_DIR}:ro"],
@@ -168,7 +187,7 @@ def worker_service(
     relay = ("--relay", place.relay) if place.relay else ()
     service = {
         **_image(f"worker-{backend}", place),
-        **_common(place),
+        **common(place),
         "command": [
             *("worker", "--hub", place.hub, "--infer-backend", backend, "--name", name, *relay),
             *("--credentials", f"{CREDENTIALS_DIR}/{bundle}", *flags),
@@ -186,14 +205,14 @@ def worker_service(
     return service
 
 
-def relay_service(place: Place, *, publish: str) -> Service:
-    """A site's relay."""
+def relay_service(place: Place, *, publish: str, flags: Sequence[str] = ()) -> Service:
+    """A site's relay; `flags` are further arguments of its command."""
     return {
         **_image("worker-cpu", place),
-        **_common(place),
+        **common(place),
         "command": [
             *("relay", "--hub", place.hub, "--listen", f"0.0.0.0:{RELAY_PORT}", "--cache-dir", "/cache"),
-            *("--credentials", f"{CREDENTIALS_DIR}/relay.credentials"),
+            *("--credentials", f"{CREDENTIALS_DIR}/relay.credentials", *flags),
         ],
         "ports": [publish],
         "volumes": [f"{place.credentials}:{CREDENTIALS_DIR}:ro", "relay-cache:/cache"],
@@ -207,7 +226,7 @@ def _image(role: str, place: Place) -> Service:
     return image
 
 
-def _common(place: Place) -> Service:
+def common(place: Place) -> Service:
     """What every role has: a restart, time to drain, no more rights than it needs, bounded logs."""
     service: Service = {
         "restart": "unless-stopped",
