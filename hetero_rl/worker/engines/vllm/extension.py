@@ -10,6 +10,7 @@ import platform
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from hetero_rl.worker.engines.vllm.fixups import check_platform, watch_reload
@@ -128,13 +129,12 @@ def _end_after(pid: int, parent: int) -> None:
 
 
 def _is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has asked about yet does not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        status = Path("/proc", str(pid), "stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    except PermissionError:
-        return True
-    return True
+    return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
 def _device_name(device: Any) -> str:
