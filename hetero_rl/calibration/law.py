@@ -15,7 +15,15 @@ import numpy as np
 
 from hetero_rl.calibration.columns import Floats, Integers, PairColumns
 
-__all__ = ["Bounded", "LawPoint", "RatioLaw", "fit_law", "measured_shares", "prefix_sums"]
+__all__ = [
+    "Bounded",
+    "LawPoint",
+    "RatioLaw",
+    "fit_law",
+    "measured_crossing",
+    "measured_shares",
+    "prefix_sums",
+]
 
 _LEAST_SEQUENCES = 4
 _GRID_POINTS = 24
@@ -124,6 +132,17 @@ def measured_shares(columns: PairColumns, grid: Integers) -> Floats:
             w = np.exp(log_w - log_w.max())
             shares[place] = w.sum() ** 2 / (len(w) * (w * w).sum())
     return shares
+
+
+def measured_crossing(columns: PairColumns, floor: float) -> int | None:
+    """Shortest length at which the measured effective share is below the floor; None where it never is.
+
+    Looked for up to the length that half of the sequences have.
+    """
+    longest = int(np.sort(columns.usable.lengths)[len(columns.usable.lengths) // 2])
+    lengths = np.arange(1, longest + 1)
+    below = lengths[measured_shares(columns, lengths) < floor]
+    return int(below[0]) if len(below) else None
 
 
 def _grid(lengths: Integers, longest: int | None) -> Integers:

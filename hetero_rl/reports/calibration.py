@@ -213,6 +213,8 @@ def _usable_table(pair: Pair) -> Table:
         ]
         for one in pair.usable
     ]
+    crossing = "not within what was sampled" if pair.measured_crossing is None else pair.measured_crossing
+    rows.append(["raw weights, as measured", crossing, None, None])
     floor = pair.usable[0].floor if pair.usable else 0.0
     columns = (
         Column("estimator"),

@@ -20,6 +20,7 @@ _TICKS = 5
 _COLOURS = 6
 _MOST_DECADES = 6
 _LEGEND_LINE = 16
+_FLAT = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,8 +100,9 @@ def _scale(
         return _Scale(low, high if high > low else low + 1, start, end, logarithmic=True)
     if bars:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high <= low:
-        margin = abs(high) * 0.1 or 1.0
+    # A line that is flat but for its last digits is drawn flat.
+    if high - low <= _FLAT * max(abs(high), abs(low)):
+        margin = max(abs(high), abs(low)) * 0.1 or 1.0
         low, high = low - margin, high + margin
     ticks = _round_ticks(low, high)
     step = ticks[1] - ticks[0] if len(ticks) > 1 else high - low
@@ -156,7 +158,7 @@ def _tick_text(value: float, ticks: Sequence[float]) -> str:
     steps = [second - first for first, second in itertools.pairwise(ticks) if second > first]
     largest = max(map(abs, ticks))
     digits = 4 if not steps or largest == 0 else max(4, 2 + math.ceil(math.log10(largest / min(steps))))
-    return escape(f"{value:.{min(digits, 12)}g}".replace("e-0", "e-").replace("e+0", "e"))
+    return escape(f"{value:.{min(digits, 6)}g}".replace("e-0", "e-").replace("e+0", "e"))
 
 
 def _drawn(series: Series, index: int, x_scale: _Scale, y_scale: _Scale) -> list[str]:

@@ -29,7 +29,7 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font
 caption{text-align:left;font-weight:600;padding:.3rem .5rem}
 th,td{padding:.2rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{position:sticky;top:0;background:var(--soft);font-weight:600}th small{color:var(--dim);font-weight:400}
-td.t,th.t{text-align:left;white-space:normal;overflow-wrap:break-word}
+td.t,th.t{min-width:7rem;text-align:left;white-space:normal;overflow-wrap:break-word}
 svg{display:block;width:100%;max-width:40rem;height:auto}svg text{font-size:11px;fill:var(--dim)}
 svg text.label{font-size:12px;fill:var(--text)}
 .axis{fill:none;stroke:var(--dim)}.grid{fill:none;stroke:var(--line);stroke-width:.6}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hetero_rl.calibration.columns import PairColumns
-from hetero_rl.calibration.law import fit_law, measured_shares, prefix_sums
+from hetero_rl.calibration.law import fit_law, measured_crossing, prefix_sums
 from hetero_rl.calibration.usable_length import LONGEST, expected_at, usable_length, usable_lengths
 
 
@@ -90,10 +90,12 @@ class TestUsableLength:
         predicted = usable_length(law, "seq_is", 1, 0.5)
         # ... and what 1600 others show.
         others = columns.select(columns.sequence_ids >= 400)
-        lengths = np.arange(1, 701)
-        crossed = int(lengths[measured_shares(others, lengths) < 0.5][0])
+        crossed = measured_crossing(others, 0.5)
         assert predicted.tokens == pytest.approx(crossed, rel=0.25)
         assert predicted.low <= predicted.tokens <= predicted.high
+
+    def test_a_share_that_stays_above_the_floor_never_crosses(self):
+        assert measured_crossing(chip(tokens=50, sd=0.01), 0.5) is None
 
     def test_longer_sequences_never_help(self):
         shares = [expected_at("vespo", 1, variance, 1).effective_share for variance in (0.01, 0.1, 1, 4, 16)]

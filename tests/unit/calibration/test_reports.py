@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -257,3 +258,13 @@ class TestThePlan:
         found = text_sequences(Plan(text_tokens=500), lambda text: [ord(letter) for letter in text])
         assert len(found) == len(TEXTS) + 1
         assert max(len(one.token_ids) for one in found) == 500
+
+
+COMMITTED = sorted((Path(__file__).parents[3] / "docs" / "calibration").glob("*/calibration.json"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.parent.name)
+def test_a_published_calibration_reads_and_its_page_keeps_every_promise(path):
+    record = read_calibration(path)
+    assert compare_calibrations(record, record).identical
+    assert broken_promises(path.with_suffix(".html").read_text(encoding="utf-8")) == []
