@@ -141,6 +141,48 @@ def test_scraped_services_are_services_of_the_compose_file():
     assert names == scraped
 
 
+OPERATIONS = ROOT / "docs" / "operations.md"
+
+
+def rows(heading):
+    """Cells of the table below a heading of docs/operations.md."""
+    section = OPERATIONS.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    table = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table
+    ]
+
+
+def test_the_documentation_lists_every_metric(declared):
+    documented = {name.strip("`"): (kind, labels, text) for name, kind, labels, text in rows("Metrics")}
+    plain = re.compile(r"\|(log \w+ - log \w+)\|")
+    assert documented == {
+        name: (
+            metric.kind,
+            ", ".join(f"`{label}`" for label in metric.labels),
+            plain.sub(r"abs(\1)", metric.help),
+        )
+        for name, metric in CATALOGUE.items()
+    }
+
+
+def test_the_documentation_says_how_each_alert_is_confirmed():
+    confirmed = {name.strip("`"): command for name, _, command in rows("Alerts")}
+    assert list(confirmed) == [rule["alert"] for rule in alert_rules()]
+    assert all("`" in command for command in confirmed.values())
+
+
+def test_commands_of_the_documentation_exist():
+    from typer.main import get_command
+
+    from hetero_rl.cli.main import app
+
+    commands = get_command(app).commands
+    named = set(re.findall(r"hetero-rl ([a-z]+)", OPERATIONS.read_text()))
+    assert {"status", "top", "workers", "certs"} <= named
+    assert named <= set(commands)
+
+
 @pytest.fixture
 def cli_runner():
     from typer.testing import CliRunner
