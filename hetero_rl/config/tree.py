@@ -393,10 +393,16 @@ class LoggingConfig(Section):
 
 
 class ObservabilityConfig(Section):
-    """What monitoring reads."""
+    """What monitoring reads, and further places that metrics go to."""
 
     metrics_listen: str = ""
     """host:port where this process answers Prometheus; needs hetero-rl[metrics]. Empty is off, port 0 picks a free one."""
+    wandb: bool = False
+    """Whether the trainer also logs to Weights & Biases; needs hetero-rl[wandb]."""
+    trackio: bool = False
+    """Whether the trainer also logs to trackio; needs hetero-rl[trackio]."""
+    project: Name = "hetero-rl"
+    """Project at Weights & Biases and trackio; run.name is the group there."""
 
 
 class Config(Section):

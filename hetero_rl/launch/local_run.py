@@ -30,7 +30,7 @@ from hetero_rl.observe.summary import RunResult, result_of
 from hetero_rl.observe.view import View
 from hetero_rl.trainer.patience import InterruptedRunError
 from hetero_rl.trainer.session import train
-from hetero_rl.trainer.sinks import JsonlSink, PrometheusSink, Sink, TensorBoardSink
+from hetero_rl.trainer.sinks import JsonlSink, PrometheusSink, Sink, TensorBoardSink, tracker_sinks
 from hetero_rl.wire.blocking_clients import TrainingClient
 from hetero_rl.wire.credentials import channel_credentials
 from hetero_rl.wire.ports import FleetPort
@@ -95,6 +95,7 @@ class LocalRun:
         return result
 
     def _train(self, model_dir: Path | None, exporter: Exporter) -> RunResult:
+        trackers = tracker_sinks(self._config, self.run.root)
         self._view.phase("starting the hub and the workers")
         address = self._supervisor.start()
         self._view.phase(f"hub at {address}; loading the model and waiting for a worker")
@@ -107,7 +108,7 @@ class LocalRun:
             summary = train(
                 self._config,
                 port,
-                self._sinks(exporter),
+                self._sinks(exporter, trackers),
                 resume=self._resume,
                 stop=self._stop,
                 model_dir=model_dir,
@@ -126,13 +127,13 @@ class LocalRun:
         if self._config.hub.address is None:
             exporter.add(FleetReadings(lambda after: state_of(fleet, after)))
 
-    def _sinks(self, exporter: Exporter) -> list[Sink]:
+    def _sinks(self, exporter: Exporter, trackers: list[Sink]) -> list[Sink]:
         prometheus = PrometheusSink()
         exporter.add(prometheus)
         sinks: list[Sink] = [JsonlSink(self.run.metrics), ViewSink(self._view), prometheus]
         if self._config.logging.tensorboard:
             sinks.append(TensorBoardSink(self.run.tensorboard))
-        return sinks
+        return [*sinks, *trackers]
 
     def _model_directory(self) -> Path | None:
         if self._config.model.path != STARTER:

@@ -2,13 +2,25 @@
 
 import json
 import math
+import re
 import struct
+import sys
 import warnings
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-from hetero_rl.trainer.sinks import JsonlSink, MemorySink, MetricsRecord, PrometheusSink, TensorBoardSink
+from hetero_rl.config import load_config
+from hetero_rl.errors import ConfigError
+from hetero_rl.trainer.sinks import (
+    JsonlSink,
+    MemorySink,
+    MetricsRecord,
+    PrometheusSink,
+    TensorBoardSink,
+    tracker_sinks,
+)
 
 
 class MemoryCase:
@@ -100,8 +112,63 @@ class PrometheusCase:
         return self.history[step][self.NAMES[name]]
 
 
-@pytest.fixture(params=[MemoryCase, JsonlCase, TensorBoardCase, PrometheusCase])
-def case(request, tmp_path):
+class Service:
+    """Stands for the module of a tracking service: `init` opens a run, which keeps what is logged."""
+
+    def __init__(self):
+        self.runs = []
+
+    def init(self, **arguments):
+        run = SimpleNamespace(arguments=arguments, logged={}, finished=False)
+        run.log = lambda metrics, step: run.logged.update({step: metrics})
+        run.finish = lambda: setattr(run, "finished", True)
+        self.runs.append(run)
+        return run
+
+
+class TrackerCase:
+    SERVICE = ""
+
+    def __init__(self, directory):
+        self.service = sys.modules[self.SERVICE] = Service()
+        settings = [f"observability.{self.SERVICE}=true", "observability.project=mine", "run.name=r"]
+        self.config, self.directory = load_config(overrides=settings), directory
+        self.sink = self.reopened()
+
+    def reopened(self):
+        (sink,) = tracker_sinks(self.config, self.directory)
+        return sink
+
+    @property
+    def history(self):
+        """What a reader of the group takes: each run up to where a later one went on from."""
+        kept = {}
+        for run in self.service.runs:
+            assert (run.arguments["project"], run.arguments["group"]) == ("mine", "r")
+            continued = re.fullmatch(r"r-from-(\d+)", run.arguments["name"])
+            last = int(continued[1]) if continued else -1
+            kept = {step: metrics for step, metrics in kept.items() if step <= last} | run.logged
+        return kept
+
+    def steps(self, name):
+        return sorted(step for step, metrics in self.history.items() if name in metrics)
+
+    def value(self, step, name):
+        return self.history[step][name]
+
+
+class WandbCase(TrackerCase):
+    SERVICE = "wandb"
+
+
+class TrackioCase(TrackerCase):
+    SERVICE = "trackio"
+
+
+@pytest.fixture(params=[MemoryCase, JsonlCase, TensorBoardCase, PrometheusCase, WandbCase, TrackioCase])
+def case(request, tmp_path, monkeypatch):
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, None)
     return request.param(tmp_path)
 
 
@@ -225,3 +292,31 @@ def test_the_gap_of_each_backend_is_a_series_beside_that_of_all():
     assert shown["log_prob_gap_mean_nats", "all"] == 0.02
     assert shown["log_prob_gap_mean_nats", "ascend"] == 0.03
     assert shown["diagnostic", "k2/ascend"] == 0.5
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_service_whose_package_is_missing_is_named_with_its_extra(monkeypatch, tmp_path, service):
+    monkeypatch.setitem(sys.modules, service, None)
+    config = load_config(overrides=[f"observability.{service}=true"])
+    with pytest.raises(ConfigError, match=rf"hetero-rl\[{service}\]"):
+        tracker_sinks(config, tmp_path)
+    assert tracker_sinks(load_config(), tmp_path) == []
+
+
+def test_a_service_that_opens_no_run_says_so_in_one_message(monkeypatch, tmp_path):
+    def init(**_):
+        raise RuntimeError("not logged in")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    (sink,) = tracker_sinks(load_config(overrides=["observability.wandb=true"]), tmp_path)
+    with pytest.raises(ConfigError, match=r"observability\.wandb is on.*: not logged in"):
+        sink.start(resume_step=-1)
+
+
+def test_a_run_of_a_service_is_finished_at_the_end(monkeypatch, tmp_path):
+    service = Service()
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    (sink,) = tracker_sinks(load_config(overrides=["observability.wandb=true"]), tmp_path)
+    sink.start(resume_step=-1)
+    sink.close()
+    assert [run.finished for run in service.runs] == [True]
