@@ -22,7 +22,8 @@ __all__ = [
     "scoring_parameters",
 ]
 
-_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": None}
+"""By what vLLM says; a completion that a pause has stopped goes on."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,8 +46,11 @@ class Progress:
             labelled: Whether the output says itself which weights sampled which tokens.
 
         Raises:
-            BackendError: It does not hold one log-probability for each token, or its labels leave a gap.
+            BackendError: It does not hold one log-probability for each token, its labels leave a gap, or it ended for a
+                reason that no completion should end for.
         """
+        if output.finish_reason not in _FINISH_REASONS:
+            raise BackendError(f"vLLM ended a completion with {output.finish_reason!r}")
         tokens = list(output.token_ids)
         offset = len(self.token_ids)
         self.token_ids.extend(tokens)
@@ -54,7 +58,7 @@ class Progress:
             self.log_probs.extend(_sampled_log_probs(output.logprobs, tokens))
         for start, end, label in _labels(output, len(tokens), version, labelled=labelled):
             self._add_span(offset + start, offset + end, label)
-        self.finish_reason = _FINISH_REASONS.get(output.finish_reason)
+        self.finish_reason = _FINISH_REASONS[output.finish_reason]
 
     def _add_span(self, start: int, end: int, version: int) -> None:
         if self.spans and self.spans[-1].weight_version == version:

@@ -79,6 +79,12 @@ def test_labels_that_do_not_cover_the_tokens_are_refused(spans):
         )
 
 
+@pytest.mark.parametrize("reason", ["error", "repetition", None])
+def test_a_completion_that_ended_for_another_reason_is_refused_and_not_begun_again(reason):
+    with pytest.raises(BackendError, match="ended a completion"):
+        Progress(0, greedy=False).add(output([5], reason), 1, labelled=False)
+
+
 def test_the_log_prob_of_the_sampled_token_is_taken_and_not_that_of_the_likeliest():
     both = flat([(5, -2.0), (9, -0.1)], [(6, -1.0), (9, -0.2)])
     progress = Progress(0, greedy=False)
