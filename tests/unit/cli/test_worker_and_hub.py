@@ -90,3 +90,17 @@ def test_a_relay_is_told_its_hub_and_its_bounds(cli, monkeypatch, tmp_path):
     ((config, hub, directory),) = served
     assert (hub, directory) == ("hub.example:4", tmp_path)
     assert (config.relay.listen, config.relay.cache_bytes) == ("127.0.0.1:9", 5)
+
+
+def test_metrics_are_answered_where_the_option_says(cli, worked):
+    cli("worker", "--hub", "hub.example:4", "--name", "a", "--metrics-listen", "127.0.0.1:9464")
+    ((_, _, config, *_),) = worked
+    assert config.observability.metrics_listen == "127.0.0.1:9464"
+
+
+def test_a_child_of_a_trainer_leaves_the_address_to_it(cli, worked, tmp_path):
+    shared = tmp_path / "config.toml"
+    shared.write_text('[observability]\nmetrics_listen = "127.0.0.1:9464"\n')
+    cli("worker", shared, "--hub", "hub.example:4", "--name", "a", "--end-with-parent")
+    ((_, _, config, *_),) = worked
+    assert not config.observability.metrics_listen

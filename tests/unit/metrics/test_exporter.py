@@ -16,7 +16,7 @@ from hetero_rl.metrics.fleet import FleetReadings
 from hetero_rl.wire.bundle import read_bundle, write_bundle
 from hetero_rl.wire.roles import Role
 
-SECONDS = 30
+SECONDS = 90
 
 
 def config(listen="127.0.0.1:0", **security):

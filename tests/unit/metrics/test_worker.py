@@ -103,7 +103,7 @@ def test_a_scrape_after_the_end_is_refused_and_does_not_wait():
 
     thread = threading.Thread(target=scrape)
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=90)
     assert refused == ["SHUTTING_DOWN"]
 
 
