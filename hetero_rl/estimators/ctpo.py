@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.ppo import AnchorOptions
-from hetero_rl.estimators.stages import kernel, level
+from hetero_rl.estimators.stages import kernel, level, masks
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.aggregation import AggregationKind
 from hetero_rl.estimators.view import View, Weighed
@@ -51,7 +51,7 @@ class Ctpo(Estimator[CtpoOptions]):
         """Prefix ratio, and the clip per square root of the position."""
         o = self.options
         log_prefix = level.prefix_product(view.log_ratio(o.part), view.lengths, view.column())
-        per_root = level.over_root_of_position(log_prefix.values, view.lengths, view.column())
         bounds = view.clip_bounds(-o.epsilon_low, o.epsilon_high, o.epsilon_dual)
-        keep = view.window(per_root, *bounds)
-        return Weighed(kernel.identity(log_prefix, view.out), keep)
+        ratio = kernel.identity(log_prefix, view.out)
+        masks.drop_outside_per_root(ratio.values, log_prefix.values, bounds, view.lengths)
+        return Weighed(ratio)

@@ -49,7 +49,7 @@ class DivergenceMask(Estimator[DivergenceMaskOptions]):
         """Divergence and bound."""
         o = self.options
         log_ratio = view.log_ratio(Part.TOTAL)
-        ratio = bounded_exp(log_ratio, view.column())
+        ratio = bounded_exp(log_ratio, view.out)
         if o.divergence == "kl":
             divergence = masks.signed_binary_kl(
                 view.behavior_log_probs, log_ratio.values, ratio, (view.column(), view.column())

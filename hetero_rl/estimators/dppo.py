@@ -62,8 +62,7 @@ class DppoTv(Estimator[DppoTvOptions]):
         fallen = masks.probability_fall(view.behavior_log_probs, ratio.values, view.column())
         # A fall is a rise of -1 times its size.
         low, high = view.clip_bounds(-o.delta, o.delta)
-        keep = view.window(fallen, -high, -low)
-        return Weighed(kernel.cap(ratio, o.clip_ratio_c), keep)
+        return Weighed(view.drop_outside(ratio, fallen, (-high, -low), cap=o.clip_ratio_c))
 
 
 class DppoKl(Estimator[DppoKlOptions]):
@@ -82,8 +81,14 @@ class DppoKl(Estimator[DppoKlOptions]):
         o = self.options
         log_ratio = view.log_ratio(Part.TOTAL)
         ratio = kernel.identity(log_ratio, view.out)
-        moved = masks.signed_binary_kl(
-            view.behavior_log_probs, log_ratio.values, ratio.values, (view.column(), view.column())
+        bounds = view.clip_bounds(-o.delta, o.delta)
+        masks.drop_beyond_binary_kl(
+            ratio.values,
+            view.behavior_log_probs,
+            log_ratio.values,
+            bounds,
+            view.lengths,
+            o.clip_ratio_c,
+            (view.column(), view.column()),
         )
-        keep = view.window(moved, *view.clip_bounds(-o.delta, o.delta))
-        return Weighed(kernel.cap(ratio, o.clip_ratio_c), keep)
+        return Weighed(ratio)

@@ -8,16 +8,15 @@ arXiv:2507.20673. Bounds are on the log-ratio. The anchor is mu as recorded, or 
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.ppo import AnchorOptions
-from hetero_rl.estimators.stages import kernel
+from hetero_rl.estimators.stages import kernel, level
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.aggregation import AggregationKind
-from hetero_rl.estimators.stages.edge import LogRatio
+from hetero_rl.estimators.stages.edge import LogRatio, Weight
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["Gmpo", "GmpoOptions"]
@@ -50,7 +49,9 @@ class Gmpo(Estimator[GmpoOptions]):
         o = self.options
         log_ratio = view.log_ratio(o.part)
         bounds = view.clip_bounds(-o.epsilon_low, o.epsilon_high)
-        held = view.hold(log_ratio.values, *bounds)
-        log_s = LogRatio(view.segment_sum(held) / view.token_counts.clamp(min=1), log_ratio.part)
-        keep = torch.eq(held, log_ratio.values, out=held)
-        return Weighed(kernel.identity(log_s), keep, log_s)
+        sums = level.held_sums(log_ratio.values, *bounds, view.lengths)
+        log_s = LogRatio(sums / view.token_counts.clamp(min=1), log_ratio.part)
+        mean = kernel.identity(log_s)
+        return Weighed(
+            Weight(view.inside(log_ratio.values, bounds, mean.values), mean.part), log_weight=log_s
+        )

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from hetero_rl.estimators.base import EstimatorOptions
 from hetero_rl.estimators.split import SplitOptions, SplitRatio
-from hetero_rl.estimators.stages import kernel, masks
+from hetero_rl.estimators.stages import kernel
 from hetero_rl.estimators.stages.advantages import AdvantageKind
 from hetero_rl.estimators.stages.edge import Part
 from hetero_rl.estimators.view import View, Weighed
@@ -43,6 +43,6 @@ class Icepop(SplitRatio[IcepopOptions]):
     @override
     def correct(self, view: View, part: Part) -> Weighed:
         """Ratio and window."""
-        weight = kernel.identity(view.log_ratio(part), view.out)
-        low, high = self.options.ratio_low, self.options.ratio_high
-        return Weighed(weight, masks.window(weight.values, low, high, view.column()))
+        log_ratio = view.log_ratio(part)
+        bounds = view.log_bounds(self.options.ratio_low, self.options.ratio_high)
+        return Weighed(view.drop_outside(kernel.identity(log_ratio, view.out), log_ratio.values, bounds))

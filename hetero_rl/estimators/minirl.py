@@ -48,5 +48,5 @@ class Minirl(Estimator[MinirlOptions]):
         """Capped ratio and clip mask."""
         o = self.options
         bounds = view.clip_bounds(*masks.log_margins(o.epsilon_low, o.epsilon_high))
-        keep = view.window(view.log_ratio(o.part).values, *bounds)
-        return Weighed(kernel.truncate(view.log_ratio(Part.TOTAL), None, o.ratio_cap, view.out), keep)
+        ratio = kernel.identity(view.log_ratio(Part.TOTAL), view.out)
+        return Weighed(view.drop_outside(ratio, view.log_ratio(o.part).values, bounds, cap=o.ratio_cap))

@@ -50,9 +50,6 @@ class MisPo(SplitRatio[MisPoOptions]):
         """Two windows."""
         o = self.options
         log_s = view.geometric_mean(part).values
-        log_ratio = view.log_ratio(part).values
         sequences = masks.window(log_s, masks.safe_log(o.sequence_low), masks.safe_log(o.sequence_high))
-        tokens = masks.window(
-            log_ratio, masks.safe_log(o.token_low), masks.safe_log(o.token_high), view.column()
-        )
-        return Weighed(Weight(tokens, Part(0)), sequences)
+        bounds = view.log_bounds(o.token_low, o.token_high)
+        return Weighed(Weight(view.inside(view.log_ratio(part).values, bounds, sequences), Part(0)))

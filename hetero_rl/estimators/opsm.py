@@ -51,4 +51,4 @@ class Opsm(ClippedTokenRatio[OpsmOptions]):
             view.advantages < 0, -self.options.delta
         )
         sequences = masks.window(log_s.values, lowest, None)
-        return Weighed(clipped.weight, masks.both(clipped.mask, view.to_tokens(sequences)))
+        return Weighed(clipped.weight, sequences)

@@ -68,8 +68,7 @@ class ClippedTokenRatio(Estimator[ClipOptionsT]):
         log_ratio = view.log_ratio(o.part)
         dual = None if o.clip_ratio_c is None else math.log(o.clip_ratio_c)
         bounds = view.clip_bounds(*masks.log_margins(o.epsilon_low, o.epsilon_high), dual)
-        keep = view.window(log_ratio.values, *bounds)
-        return Weighed(kernel.identity(log_ratio, view.out), keep)
+        return Weighed(view.drop_outside(kernel.identity(log_ratio, view.out), log_ratio.values, bounds))
 
 
 class PpoOptions(ClipOptions):

@@ -52,6 +52,5 @@ class Sapo(Estimator[SapoOptions]):
         half_tau = masks.choose(
             view.advantages > 0, o.tau_positive / 2, o.tau_negative / 2, view.log_probs.dtype
         )
-        return Weighed(
-            kernel.soft_gate(view.log_ratio(o.part), view.to_tokens(half_tau), (view.out, view.column()))
-        )
+        out = (view.out, view.column())
+        return Weighed(kernel.soft_gate(view.log_ratio(o.part), half_tau, view.lengths, out))

@@ -74,7 +74,6 @@ def with_clipped_drift(
         drift: log pi/pi_old of each token [n].
         margins: Lower and upper clip on that.
     """
-    clip = view.window(drift.values, *view.clip_bounds(*margins))
     weight = Weight(view.per_token(corrected.weight.values), corrected.weight.part)
-    mask = None if corrected.mask is None else view.per_token(corrected.mask)
-    return Weighed(multiply(weight, kernel.identity(drift)), masks.both(mask, clip))
+    product = multiply(weight, kernel.identity(drift, view.column()))
+    return Weighed(view.drop_outside(product, drift.values, view.clip_bounds(*margins)), corrected.mask)

@@ -47,10 +47,13 @@ class Trm(Estimator[TrmOptions]):
         """Ratios, and the largest divergence of each sequence."""
         o = self.options
         log_ratio = view.log_ratio(Part.TOTAL)
-        weight = kernel.identity(log_ratio, view.out)
-        if o.metric == "k3":
-            divergence = torch.sub(weight.values, 1, out=view.column()).sub_(log_ratio.values)
-        else:
-            divergence = torch.square(log_ratio.values, out=view.column()).mul_(0.5)
-        worst = level.segment_max(divergence, view.lengths)
-        return Weighed(weight, masks.window(worst, None, o.delta))
+        # Both divergences are convex and least at 0: the largest is that of the smallest or of the largest log-ratio.
+        ends = torch.stack(
+            [
+                level.segment_min(log_ratio.values, view.lengths),
+                level.segment_max(log_ratio.values, view.lengths),
+            ]
+        )
+        divergences = ends.exp() - 1 - ends if o.metric == "k3" else ends.square() / 2
+        keep = masks.window(divergences.amax(0), None, o.delta)
+        return Weighed(kernel.identity(log_ratio, view.out), keep)

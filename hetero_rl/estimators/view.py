@@ -16,12 +16,13 @@ from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, We
 from hetero_rl.estimators.stages.level import (
     cuts,
     log_ratio_sums,
+    scale,
     segment_max,
     segment_starts,
     segment_sum,
     to_tokens,
 )
-from hetero_rl.estimators.stages.masks import clip_bounds, sequence_hold, sequence_window
+from hetero_rl.estimators.stages.masks import clip_bounds, drop_outside, safe_log, sequence_window
 
 __all__ = ["TOKENS_PER_VIEW", "View", "Walk", "Weighed", "log_weights", "views"]
 
@@ -215,13 +216,20 @@ class View:
         """Bounds of each sequence [s] inside which a clipped surrogate has a gradient; see `masks.clip_bounds`."""
         return self._walk.clip_bounds(self._sequences, low, high, dual)
 
-    def window(self, values: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """Keeps low <= value <= high [n], with bounds per sequence [s]."""
-        return sequence_window(values, low, high, self.lengths, self.column())
+    def log_bounds(self, low: float, high: float) -> tuple[Tensor, Tensor]:
+        """Bounds on a log-ratio [s] from bounds on the ratio, the same for each sequence."""
+        shape = self.lengths.shape
+        return self.log_probs.new_full(shape, safe_log(low)), self.log_probs.new_full(shape, safe_log(high))
 
-    def hold(self, values: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """Values held within bounds per sequence [s], in a column of their own [n]."""
-        return sequence_hold(values, low, high, self.lengths, self.column())
+    def drop_outside(
+        self, weight: Weight, values: Tensor, bounds: tuple[Tensor, Tensor], cap: float = math.inf
+    ) -> Weight:
+        """The weight per token, at most `cap`, and 0 where `values` [n] are outside bounds per sequence [s]; in place."""
+        return Weight(drop_outside(weight.values, values, bounds, self.lengths, cap), weight.part)
+
+    def inside(self, values: Tensor, bounds: tuple[Tensor, Tensor], per_sequence: Tensor) -> Tensor:
+        """A number per sequence [s] for those of its tokens whose value is inside its bounds, else 0; in `out` [n]."""
+        return sequence_window(values, bounds, per_sequence, self.lengths, self.out)
 
     def to_tokens(self, per_sequence: Tensor) -> Tensor:
         """Repeats one number per sequence [s] for each of its tokens [n]."""
@@ -239,13 +247,14 @@ class View:
             self._walk.clamped[self._sequences] = beyond
         if self.usable is not None:
             mask = self.usable if mask is None else self.per_token(mask) * self.usable
-        if mask is not None and mask.shape == values.shape == self.lengths.shape:
-            return values * mask
-        if mask is not None:
-            return torch.mul(self.per_token(values), self.per_token(mask), out=self.out)
-        if values.shape == self.lengths.shape or values is self.out:
-            return values
-        return self.out.copy_(values)
+        if values.shape == self.lengths.shape:
+            if mask is None or mask.shape == values.shape:
+                return values if mask is None else values * mask
+            values = self.to_tokens(values)
+        if mask is not None and mask.shape != self.lengths.shape:
+            return torch.mul(values, mask, out=self.out)
+        column = values if values is self.out else self.out.copy_(values)
+        return column if mask is None else scale(column, mask, self.lengths)
 
     def _require(self, part: Part) -> None:
         if part is not Part.TOTAL and part not in self._sums:

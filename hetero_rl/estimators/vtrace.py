@@ -9,13 +9,12 @@ and a token counts only as far as its whole prefix is still likely. The ratio is
 import math
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from typing_extensions import override
 
 from hetero_rl.estimators.base import Estimator, EstimatorOptions
 from hetero_rl.estimators.stages import kernel, level
-from hetero_rl.estimators.stages.edge import LogRatio, Part
+from hetero_rl.estimators.stages.edge import Part
 from hetero_rl.estimators.view import View, Weighed
 
 __all__ = ["Vtrace", "VtraceOptions"]
@@ -43,8 +42,8 @@ class Vtrace(Estimator[VtraceOptions]):
         """Prefix product of truncated ratios."""
         o = self.options
         total = view.log_ratio(Part.TOTAL)
-        traces = LogRatio(torch.clamp(total.values, max=math.log(o.c_bar), out=view.column()), total.part)
-        log_weight = level.prefix_product(traces, view.lengths, view.column())
+        log_rho, log_c = math.log(o.rho_bar), math.log(o.c_bar)
+        log_weight = level.prefix_product(total, view.lengths, view.column(), high=log_c)
         if o.rho_bar != o.c_bar:
-            log_weight.values.add_(total.values.clamp(max=math.log(o.rho_bar)) - traces.values)
+            log_weight.values.add_(total.values.clamp(max=log_rho) - total.values.clamp(max=log_c))
         return Weighed(kernel.identity(log_weight, view.out))

@@ -12,7 +12,21 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
-__all__ = ["differences", "hold", "others_ratio", "over_roots", "running_sums", "signed_binary_kl", "window"]
+__all__ = [
+    "differences",
+    "drop_beyond_binary_kl",
+    "drop_outside",
+    "drop_outside_per_root",
+    "expert_shape",
+    "gate",
+    "gate_argument",
+    "held_sums",
+    "others_ratio",
+    "running_sums",
+    "scale",
+    "signed_binary_kl",
+    "window",
+]
 
 _Floats = np.ndarray[tuple[int], np.dtype[np.floating[Any]]]
 _Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -21,11 +35,19 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 U = np.uint64
 
 
+# No loop allocates, so none needs numba's own memory management.
+_OPTIONS = {"cache": True, "nogil": True, "_nrt": False, "error_model": "numpy"}
+
+
 def _loop(function: _Function) -> _Function:
-    # No loop allocates, so none needs numba's own memory management. Sums may be taken in any order, and so in parallel.
-    compiled: _Function = numba.njit(
-        cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath={"reassoc"}
-    )(function)
+    # Sums may be taken in any order, and so in parallel.
+    compiled: _Function = numba.njit(fastmath={"reassoc"}, **_OPTIONS)(function)
+    return compiled
+
+
+def _in_order(function: _Function) -> _Function:
+    # Sums are taken as they are written.
+    compiled: _Function = numba.njit(**_OPTIONS)(function)
     return compiled
 
 
@@ -54,53 +76,138 @@ def differences(
     return beyond == 0
 
 
-@_loop
-def running_sums(values: _Floats, lengths: _Integers, out: _Floats) -> None:
-    """Sum of each sequence's entries up to and including each, in float64."""
-    start = U(0)
-    for sequence in range(lengths.shape[0]):
-        stop = start + U(lengths[sequence])
-        total = 0.0
-        for position in range(start, stop):
-            total += values[position]
-            out[position] = total
-        start = stop
-
-
-@_loop
-def over_roots(values: _Floats, roots: _Floats, lengths: _Integers, out: _Floats) -> None:
-    """Each entry over the root of its position in its sequence, from a table with one for each position."""
+@_in_order
+def running_sums(values: _Floats, high: float, lengths: _Integers, out: _Floats) -> None:
+    """Sum of each sequence's entries, held below `high`, up to and including each, in float64."""
     start = U(0)
     for sequence in range(lengths.shape[0]):
         length = U(lengths[sequence])
-        for index in range(length):
-            out[start + index] = values[start + index] / roots[index]
+        total = 0.0
+        # Four at a time: an entry then waits for the one four before it, not for the one before it.
+        fours = length // U(4)
+        position = start
+        for _ in range(fours):
+            first = min(np.float64(values[position]), high)
+            second = first + min(np.float64(values[position + U(1)]), high)
+            third = min(np.float64(values[position + U(2)]), high)
+            fourth = third + min(np.float64(values[position + U(3)]), high)
+            out[position] = total + first
+            out[position + U(1)] = total + second
+            out[position + U(2)] = total + second + third
+            total += second + fourth
+            out[position + U(3)] = total
+            position += U(4)
+        for rest in range(position, start + length):
+            total += min(np.float64(values[rest]), high)
+            out[rest] = total
         start += length
 
 
 @_loop
-def window(values: _Floats, low: _Floats, high: _Floats, lengths: _Integers, out: _Floats) -> None:
-    """1 where low <= value <= high, else 0, with bounds per sequence [s]."""
+def held_sums(values: _Floats, low: _Floats, high: _Floats, lengths: _Integers, sums: _Floats) -> None:
+    """Sum over each sequence [s] of its entries held within its bounds [s]."""
     start = U(0)
     for sequence in range(lengths.shape[0]):
         stop = start + U(lengths[sequence])
         lowest, highest = low[sequence], high[sequence]
+        total = values[start] - values[start]  # zero, in its data type
         for position in range(start, stop):
-            value = values[position]
-            out[position] = 1.0 if (value >= lowest) & (value <= highest) else 0.0
+            total += min(max(values[position], lowest), highest)
+        sums[sequence] = total
         start = stop
 
 
 @_loop
-def hold(values: _Floats, low: _Floats, high: _Floats, lengths: _Integers, out: _Floats) -> None:
-    """Each entry held within bounds per sequence [s]."""
+def window(
+    values: _Floats, low: _Floats, high: _Floats, inside: _Floats, lengths: _Integers, out: _Floats
+) -> None:
+    """`inside` where low <= value <= high, else 0; bounds and `inside` per sequence [s]."""
+    start = U(0)
+    for sequence in range(lengths.shape[0]):
+        stop = start + U(lengths[sequence])
+        lowest, highest, kept = low[sequence], high[sequence], inside[sequence]
+        for position in range(start, stop):
+            value = values[position]
+            out[position] = kept if (value >= lowest) & (value <= highest) else 0.0
+        start = stop
+
+
+@_loop
+def drop_outside(
+    values: _Floats,
+    low: _Floats,
+    high: _Floats,
+    cap: np.floating[Any],
+    lengths: _Integers,
+    out: _Floats,
+) -> None:
+    """Holds `out` below `cap`, and sets it to 0 where not low <= value <= high; bounds per sequence [s]."""
     start = U(0)
     for sequence in range(lengths.shape[0]):
         stop = start + U(lengths[sequence])
         lowest, highest = low[sequence], high[sequence]
         for position in range(start, stop):
-            out[position] = min(max(values[position], lowest), highest)
+            value, kept = values[position], min(out[position], cap)
+            out[position] = kept if (value >= lowest) & (value <= highest) else 0.0
         start = stop
+
+
+@_loop
+def drop_outside_per_root(
+    values: _Floats, roots: _Floats, low: _Floats, high: _Floats, lengths: _Integers, out: _Floats
+) -> None:
+    """Sets `out` to 0 where a value over the root of its position is outside; `roots` has one for each position."""
+    start = U(0)
+    for sequence in range(lengths.shape[0]):
+        length = U(lengths[sequence])
+        lowest, highest = low[sequence], high[sequence]
+        for index in range(length):
+            value, kept = values[start + index] / roots[index], out[start + index]
+            out[start + index] = kept if (value >= lowest) & (value <= highest) else 0.0
+        start += length
+
+
+@_loop
+def scale(factors: _Floats, lengths: _Integers, out: _Floats) -> None:
+    """Multiplies each sequence of `out` by its factor [s]; those with a factor of 1 are not read."""
+    start = U(0)
+    for sequence in range(lengths.shape[0]):
+        stop = start + U(lengths[sequence])
+        factor = factors[sequence]
+        if factor != 1:
+            for position in range(start, stop):
+                out[position] *= factor
+        start = stop
+
+
+@_loop
+def gate_argument(
+    ratio: _Floats, half_tau: _Floats, one: np.floating[Any], lengths: _Integers, out: _Floats
+) -> None:
+    """(ratio - 1) times a factor per sequence [s]; `one` in the data type of the columns."""
+    start = U(0)
+    for sequence in range(lengths.shape[0]):
+        stop = start + U(lengths[sequence])
+        factor = half_tau[sequence]
+        for position in range(start, stop):
+            out[position] = (ratio[position] - one) * factor
+        start = stop
+
+
+@_loop
+def gate(tanh: _Floats, one: np.floating[Any], out: _Floats) -> None:
+    """Multiplies `out` by 1 - tanh^2; `one` in the data type of the columns."""
+    for position in range(U(out.shape[0])):
+        out[position] *= one - tanh[position] * tanh[position]
+
+
+@_loop
+def expert_shape(one: np.floating[Any], gamma: np.floating[Any], out: _Floats) -> None:
+    """Replaces each probability p of `out`, held below 1, by gamma p / (p + gamma)^2."""
+    for position in range(U(out.shape[0])):
+        probability = min(out[position], one)
+        shifted = probability + gamma
+        out[position] = gamma * probability / (shifted * shifted)
 
 
 @_loop
@@ -114,11 +221,37 @@ def others_ratio(
 
 
 @_loop
-def signed_binary_kl(
-    mu: _Floats, log_ratio: _Floats, log_others: _Floats, one: np.floating[Any], out: _Floats
-) -> None:
-    """-(mu * log_ratio + (1 - mu) * log_others), with the sign of log_ratio."""
+def signed_binary_kl(mu: _Floats, log_ratio: _Floats, one: np.floating[Any], out: _Floats) -> None:
+    """-(mu * log_ratio + (1 - mu) * log_others), with the sign of log_ratio, in place of log_others."""
     for position in range(U(mu.shape[0])):
         moved = log_ratio[position]
-        mean = mu[position] * moved + (one - mu[position]) * log_others[position]
+        mean = mu[position] * moved + (one - mu[position]) * out[position]
         out[position] = abs(mean) if moved >= 0 else -abs(mean)
+
+
+@_loop
+def drop_beyond_binary_kl(
+    mu: _Floats,
+    log_ratio: _Floats,
+    log_others: _Floats,
+    low: _Floats,
+    high: _Floats,
+    constants: _Floats,
+    lengths: _Integers,
+    out: _Floats,
+) -> None:
+    """Holds `out` below a cap, and sets it to 0 where the signed binary KL is outside bounds per sequence [s].
+
+    `constants` are 1 and the cap, in the data type of the columns.
+    """
+    one, cap = constants[0], constants[1]
+    start = U(0)
+    for sequence in range(lengths.shape[0]):
+        stop = start + U(lengths[sequence])
+        fall, rise = -low[sequence], high[sequence]
+        for position in range(start, stop):
+            moved, kept = log_ratio[position], min(out[position], cap)
+            mean = mu[position] * moved + (one - mu[position]) * log_others[position]
+            limit = rise if moved >= 0 else fall
+            out[position] = kept if abs(mean) <= limit else 0.0
+        start = stop

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from hetero_rl.estimators.stages.edge import LOG_RATIO_BOUND, LogRatio, Part, Weight, bounded_exp
+from hetero_rl.estimators.stages.level import to_tokens
+from hetero_rl.estimators.stages.loops import compiled_loops
 
 __all__ = [
     "cap",
@@ -53,26 +55,41 @@ def gamma(log_ratio: LogRatio, c1: Tensor, c2: Tensor) -> Weight:
     return Weight(torch.exp(c2 + c1 * log_w - c2 * log_w.exp()), log_ratio.part)
 
 
-def soft_gate(log_ratio: LogRatio, half_tau: Tensor, out: tuple[Tensor, Tensor]) -> Weight:
+def soft_gate(log_ratio: LogRatio, half_tau: Tensor, lengths: Tensor, out: tuple[Tensor, Tensor]) -> Weight:
     """4 p (1 - p) r with p = sigmoid(tau (r - 1)): the gradient of SAPO's gate (arXiv:2511.20347).
 
     Args:
         log_ratio: Per token [n].
-        half_tau: Half the temperature of each token [n].
+        half_tau: Half the temperature of each sequence [s].
+        lengths: Tokens of each sequence [s].
         out: Where the weight is written [n], and a column to work in [n].
     """
     weight, gate = out
     ratio = bounded_exp(log_ratio, weight)
     # 4 p (1 - p) = 1 - tanh(tau (r - 1) / 2)^2.
-    squared = torch.sub(ratio, 1, out=gate).mul_(half_tau).tanh_().square_()
-    return Weight(ratio.addcmul_(ratio, squared, value=-1), log_ratio.part)
+    loops = compiled_loops(ratio)
+    if loops is None:
+        per_token = to_tokens(half_tau, lengths, ratio.shape[0])
+        squared = torch.sub(ratio, 1, out=gate).mul_(per_token).tanh_().square_()
+        return Weight(ratio.addcmul_(ratio, squared, value=-1), log_ratio.part)
+    column, factors = ratio.numpy(), half_tau.to(ratio.dtype)
+    one = column.dtype.type(1)
+    loops.gate_argument(column, factors.numpy(), one, lengths.numpy(), gate.numpy())
+    loops.gate(gate.tanh_().numpy(), one, column)
+    return Weight(ratio, log_ratio.part)
 
 
 def expert_shape(log_probs: Tensor, gamma: float, out: Tensor | None = None) -> Weight:
     """Gamma p / (p + gamma)^2: the gradient of p / (p + gamma) (LUFFY, arXiv:2504.14945), from log pi [n]."""
-    probability = log_probs.clamp(max=0).exp_()
-    square = torch.add(probability, gamma, out=out).square_()
-    return Weight(torch.div(probability.mul_(gamma), square, out=out), Part.TOTAL)
+    probability = torch.exp(log_probs, out=out)
+    loops = compiled_loops(probability)
+    if loops is None:
+        probability.clamp_(max=1)
+        square = (probability + gamma).square_()
+        return Weight(probability.mul_(gamma).div_(square), Part.TOTAL)
+    column = probability.numpy()
+    loops.expert_shape(column.dtype.type(1), column.dtype.type(gamma), column)
+    return Weight(probability, Part.TOTAL)
 
 
 def q_path(log_ratio: LogRatio, beta: float, q: float) -> Weight:

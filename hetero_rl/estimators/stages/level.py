@@ -4,6 +4,7 @@ On a CPU the segment operations go through numpy, whose segmented loops are vect
 Where numba is installed, compiled loops take fewer passes over the tokens.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,11 +18,14 @@ __all__ = [
     "Starts",
     "cuts",
     "finite_mean",
+    "held_sums",
     "log_ratio_sums",
     "new_columns",
-    "over_root_of_position",
     "prefix_product",
+    "roots_of_positions",
+    "scale",
     "segment_max",
+    "segment_min",
     "segment_starts",
     "segment_sum",
     "to_tokens",
@@ -119,6 +123,36 @@ def segment_max(values: Tensor, lengths: Tensor) -> Tensor:
     return largest
 
 
+def segment_min(values: Tensor, lengths: Tensor) -> Tensor:
+    """Smallest number [s] of each segment of a column [n]; lengths as for `segment_sum`."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.minimum.reduceat(values.numpy(), segment_starts(lengths)))
+    smallest: Tensor = torch.segment_reduce(values, "min", lengths=lengths, unsafe=True)
+    return smallest
+
+
+def held_sums(values: Tensor, low: Tensor, high: Tensor, lengths: Tensor) -> Tensor:
+    """Sums [s] over each sequence of a column's numbers [n], held within bounds per sequence [s]."""
+    loops = compiled_loops(values)
+    if loops is None:
+        tokens = values.shape[0]
+        held = torch.minimum(values, to_tokens(high, lengths, tokens))
+        return segment_sum(torch.maximum(held, to_tokens(low, lengths, tokens), out=held), lengths)
+    sums = torch.empty(lengths.shape, dtype=values.dtype)
+    bounds = (bound.to(values.dtype).numpy() for bound in (low, high))
+    loops.held_sums(values.numpy(), *bounds, lengths.numpy(), sums.numpy())
+    return sums
+
+
+def scale(values: Tensor, factors: Tensor, lengths: Tensor) -> Tensor:
+    """Multiplies a column [n] in place by a factor per sequence [s]."""
+    loops = compiled_loops(values)
+    if loops is None:
+        return values.mul_(to_tokens(factors, lengths, values.shape[0]))
+    loops.scale(factors.to(values.dtype).numpy(), lengths.numpy(), values.numpy())
+    return values
+
+
 def to_tokens(per_sequence: Tensor, lengths: Tensor, tokens: int) -> Tensor:
     """Repeats one number per sequence [s] for each of its tokens [n = tokens]."""
     if per_sequence.device.type == "cpu":
@@ -126,29 +160,25 @@ def to_tokens(per_sequence: Tensor, lengths: Tensor, tokens: int) -> Tensor:
     return torch.repeat_interleave(per_sequence, lengths, output_size=tokens)
 
 
-def over_root_of_position(values: Tensor, lengths: Tensor, out: Tensor) -> Tensor:
-    """Each number of a column [n] over the square root of its token's position in its sequence, from 1, in `out` [n]."""
-    roots = torch.arange(1, int(lengths.max()) + 1, dtype=out.dtype, device=out.device).sqrt_()
-    loops = compiled_loops(values)
-    if loops is None:
-        return torch.div(values, torch.cat([roots[:length] for length in lengths.tolist()]), out=out)
-    loops.over_roots(values.numpy(), roots.numpy(), lengths.numpy(), out.numpy())
-    return out
+def roots_of_positions(lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """Square roots of 1, 2, ... up to the longest length."""
+    return torch.arange(1, int(lengths.max()) + 1, dtype=dtype, device=lengths.device).sqrt_()
 
 
-def prefix_product(log_ratio: LogRatio, lengths: Tensor, out: Tensor) -> LogRatio:
+def prefix_product(log_ratio: LogRatio, lengths: Tensor, out: Tensor, high: float = math.inf) -> LogRatio:
     """Log of the product of the token ratios up to and including each token, summed in float64.
 
     Args:
         log_ratio: Log-ratio of each token [n].
         lengths: Tokens of each sequence [s].
         out: Where the result is written [n].
+        high: Each log-ratio is held below it first.
     """
     values = log_ratio.values
     loops = compiled_loops(values)
     if loops is None:
-        return LogRatio(out.copy_(_running_sums(values, lengths)), log_ratio.part)
-    loops.running_sums(values.numpy(), lengths.numpy(), out.numpy())
+        return LogRatio(out.copy_(_running_sums(values.clamp(max=high), lengths)), log_ratio.part)
+    loops.running_sums(values.numpy(), high, lengths.numpy(), out.numpy())
     return LogRatio(out, log_ratio.part)
 
 

@@ -6,24 +6,27 @@ numbers several times faster than into booleans on a CPU.
 
 import math
 from collections.abc import Iterable
+from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hetero_rl.estimators.stages.level import to_tokens
+from hetero_rl.estimators.stages.level import roots_of_positions, to_tokens
 from hetero_rl.estimators.stages.loops import compiled_loops
 
 __all__ = [
     "binary_chi_square",
-    "both",
     "choose",
     "clip_bounds",
+    "drop_beyond_binary_kl",
+    "drop_outside",
+    "drop_outside_per_root",
     "log_margins",
     "probability_fall",
     "safe_log",
     "second_moment",
     "second_moment_limit",
-    "sequence_hold",
     "sequence_window",
     "signed_binary_kl",
     "window",
@@ -52,13 +55,6 @@ def window(
     # What lies inside is left as it is by holding it inside.
     held = torch.clamp(values, max=high, out=keep).clamp_(min=low)
     return torch.eq(held, values, out=held)
-
-
-def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Keeps what two masks of one shape keep, in place of the first; None keeps all."""
-    if first is None or second is None:
-        return first if second is None else second
-    return first.mul_(second)
 
 
 def choose(condition: Tensor, where: float, otherwise: float, dtype: torch.dtype) -> Tensor:
@@ -103,35 +99,65 @@ def log_margins(epsilon_low: float, epsilon_high: float) -> tuple[float, float]:
     return math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf, math.log1p(epsilon_high)
 
 
-def sequence_window(values: Tensor, low: Tensor, high: Tensor, lengths: Tensor, out: Tensor) -> Tensor:
-    """Keeps low <= value <= high, with bounds per sequence.
+def sequence_window(
+    values: Tensor, bounds: tuple[Tensor, Tensor], inside: Tensor, lengths: Tensor, out: Tensor
+) -> Tensor:
+    """A number per sequence where low <= value <= high, else 0.
 
     Args:
         values: Column [n].
-        low: Lower bounds [s].
-        high: Upper bounds [s].
+        bounds: Lower and upper bound of each sequence [s].
+        inside: The number of each sequence [s]; 1 makes a mask.
         lengths: Tokens of each sequence [s].
-        out: Where the mask is written [n]; another column than `values`.
+        out: Where the result is written [n]; another column than `values`.
     """
     loops = compiled_loops(values)
     if loops is None:
         tokens = values.shape[0]
-        return window(values, to_tokens(low, lengths, tokens), to_tokens(high, lengths, tokens), out)
-    bounds = (bound.to(values.dtype).numpy() for bound in (low, high))
-    loops.window(values.numpy(), *bounds, lengths.numpy(), out.numpy())
+        low, high = (to_tokens(bound, lengths, tokens) for bound in bounds)
+        keep = window(values, low, high, out)
+        return keep.mul_(to_tokens(inside, lengths, tokens))
+    columns = (column.to(values.dtype).numpy() for column in (*bounds, inside))
+    loops.window(values.numpy(), *columns, lengths.numpy(), out.numpy())
     return out
 
 
-def sequence_hold(values: Tensor, low: Tensor, high: Tensor, lengths: Tensor, out: Tensor) -> Tensor:
-    """Values held within bounds per sequence [n]; arguments as for `sequence_window`."""
-    loops = compiled_loops(values)
+def drop_outside(
+    weight: Tensor, values: Tensor, bounds: tuple[Tensor, Tensor], lengths: Tensor, cap: float = math.inf
+) -> Tensor:
+    """Holds a weight below `cap`, and sets it to 0 where not low <= value <= high; in place.
+
+    Args:
+        weight: Finite weight of each token [n].
+        values: What is compared with the bounds [n]; another column than `weight`.
+        bounds: Lower and upper bound of each sequence [s].
+        lengths: Tokens of each sequence [s].
+        cap: Largest weight.
+    """
+    loops = compiled_loops(weight)
     if loops is None:
         tokens = values.shape[0]
-        held = torch.minimum(values, to_tokens(high, lengths, tokens), out=out)
-        return torch.maximum(held, to_tokens(low, lengths, tokens), out=out)
-    bounds = (bound.to(values.dtype).numpy() for bound in (low, high))
-    loops.hold(values.numpy(), *bounds, lengths.numpy(), out.numpy())
-    return out
+        low, high = (to_tokens(bound, lengths, tokens) for bound in bounds)
+        keep = window(values, low, high)
+        return weight.clamp_(max=cap).mul_(keep)
+    columns = (bound.to(values.dtype).numpy() for bound in bounds)
+    column = weight.numpy()
+    loops.drop_outside(values.numpy(), *columns, column.dtype.type(cap), lengths.numpy(), column)
+    return weight
+
+
+def drop_outside_per_root(
+    weight: Tensor, values: Tensor, bounds: tuple[Tensor, Tensor], lengths: Tensor
+) -> Tensor:
+    """As `drop_outside`, of values over the square root of their position in the sequence, from 1."""
+    roots = roots_of_positions(lengths, values.dtype)
+    loops = compiled_loops(weight)
+    if loops is None:
+        per_token = torch.cat([roots[:length] for length in lengths.tolist()])
+        return drop_outside(weight, values / per_token, bounds, lengths)
+    columns = (bound.to(values.dtype).numpy() for bound in bounds)
+    loops.drop_outside_per_root(values.numpy(), roots.numpy(), *columns, lengths.numpy(), weight.numpy())
+    return weight
 
 
 def probability_fall(behavior_log_probs: Tensor, ratio: Tensor, out: Tensor) -> Tensor:
@@ -159,12 +185,50 @@ def signed_binary_kl(
         others = torch.addcmul(torch.ones_like(mu), mu, ratio, value=-1, out=divergence).clamp_(min=TINY)
         log_others = others.div_((1 - mu).clamp_(min=TINY)).log_()
         return torch.lerp(log_others, log_ratio, mu, out=divergence).copysign_(log_ratio)
-    column = divergence.numpy()
-    one, tiny = column.dtype.type(1), column.dtype.type(TINY)
-    loops.others_ratio(mu.numpy(), ratio.numpy(), one, tiny, column)
-    divergence.log_()
-    loops.signed_binary_kl(mu.numpy(), log_ratio.numpy(), column, one, column)
-    return divergence
+    log_others = _compiled_log_others(loops, mu, ratio, divergence)
+    loops.signed_binary_kl(mu.numpy(), log_ratio.numpy(), mu.numpy().dtype.type(1), log_others.numpy())
+    return log_others
+
+
+def drop_beyond_binary_kl(
+    ratio: Tensor,
+    behavior_log_probs: Tensor,
+    log_ratio: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    cap: float,
+    out: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Holds pi/mu below `cap`, and sets it to 0 where the signed binary KL is outside bounds; in place.
+
+    Args:
+        ratio: pi/mu of each token [n].
+        behavior_log_probs: log mu [n].
+        log_ratio: log pi/mu [n].
+        bounds: Lower, at most 0, and upper, at least 0, of each sequence [s], in nats.
+        lengths: Tokens of each sequence [s].
+        cap: Largest weight.
+        out: Two columns to work in [n].
+    """
+    loops = compiled_loops(ratio)
+    if loops is None:
+        moved = signed_binary_kl(behavior_log_probs, log_ratio, ratio, out)
+        return drop_outside(ratio, moved, bounds, lengths, cap)
+    mu = torch.exp(behavior_log_probs, out=out[0])
+    log_others = _compiled_log_others(loops, mu, ratio, out[1])
+    compared = (column.numpy() for column in (mu, log_ratio, log_others))
+    limits = (bound.to(ratio.dtype).numpy() for bound in bounds)
+    column = ratio.numpy()
+    constants = np.array((1, cap), dtype=column.dtype)
+    loops.drop_beyond_binary_kl(*compared, *limits, constants, lengths.numpy(), column)
+    return ratio
+
+
+def _compiled_log_others(loops: ModuleType, mu: Tensor, ratio: Tensor, out: Tensor) -> Tensor:
+    """log((1 - pi)/(1 - mu)) of each token [n]."""
+    column = out.numpy()
+    loops.others_ratio(mu.numpy(), ratio.numpy(), column.dtype.type(1), column.dtype.type(TINY), column)
+    return out.log_()
 
 
 def binary_chi_square(behavior_log_probs: Tensor, ratio: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from hetero_rl.estimators import (
     surrogate_loss,
     view,
 )
-from hetero_rl.estimators.stages import level, loops, masks
+from hetero_rl.estimators.stages import kernel, level, loops, masks
 
 PRESETS = list_estimators()
 NOT_ONE_ON_POLICY = {
@@ -293,7 +293,7 @@ def test_what_is_compiled_says_the_same_as_torch(name, options, make_recorded, m
     log_probs[3] += 25.0  # out of bounds
     compiled = coefficients_of(preset(name, **options), recorded, log_probs)
     assert loops.compiled_loops(log_probs) is not None
-    for module in (level, masks):
+    for module in (kernel, level, masks):
         monkeypatch.setattr(module, "compiled_loops", lambda _: None)
     plain = coefficients_of(preset(name, **options), recorded, log_probs)
     torch.testing.assert_close(compiled.values, plain.values)
