@@ -279,6 +279,10 @@ VARIANTS = [
     ("grpo", {"clip_ratio_c": 1.2}),
     ("grpo", {"anchor": "old"}),
     ("divergence_mask", {"divergence": "kl"}),
+    ("mis_po", {"parts": "split", "sequence_low": 0.8, "sequence_high": 1.2}),
+    ("tis", {"parts": "split", "level": "geometric"}),
+    ("trm", {"metric": "k2"}),
+    ("vtrace", {"rho_bar": 2.0}),
 ]
 
 
