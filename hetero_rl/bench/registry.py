@@ -29,6 +29,9 @@ BENCHES: Mapping[str, Bench] = {
     "logprobs": Bench(
         "hetero_rl.bench.logprobs", "Loss at the output head: time and memory against logits, and Liger."
     ),
+    "overlap": Bench(
+        "hetero_rl.bench.overlap", "Wall time against the larger of generation and training work."
+    ),
     "trainer": Bench("hetero_rl.bench.trainer", "One optimizer step: against TRL, shared prompts, packing."),
     "weights": Bench("hetero_rl.bench.weights", "Weight deltas: size, speed, a slow line, cost per byte."),
     "wire": Bench("hetero_rl.bench.wire", "Trajectories: encoding, bytes per token, durable ingest."),

@@ -83,11 +83,17 @@ def batch_rows(batch: TrainingBatch, rows: Sequence[Sequence[int]], *, actions_o
         rows: Indices of the sequences of each row, which have the same prompt.
         actions_only: Whether only tokens that the policy chose are predicted.
     """
+    completions = torch.split(batch.token_ids, batch.lengths.tolist())
+    prompts = torch.split(batch.prompt_ids, batch.prompt_lengths.tolist())
+    groups = batch.group_of_sequence.tolist()
+    masks = None
+    if actions_only and not bool(batch.action_mask.all()):
+        masks = torch.split(batch.action_mask, batch.lengths.tolist())
     return [
         RowTokens(
-            batch.prompt_of(row[0]),
-            tuple(batch.completion_of(index) for index in row),
-            tuple(batch.action_mask[batch.tokens_of(index)] for index in row) if actions_only else None,
+            prompts[groups[row[0]]],
+            tuple(completions[index] for index in row),
+            None if masks is None else tuple(masks[index] for index in row),
         )
         for row in rows
     ]

@@ -9,6 +9,8 @@
     log_prob_gap/mean, max             |log mu - log pi| per token; /BACKEND where a batch has several
     coefficient/mean                   what multiplied the advantage, mean over tokens
     chip/mean, staleness/mean          parts of log W of the sequences that were split, where there are any
+    entropy/mean                       entropy of the policy's distributions in nats, with an entropy bonus
+    reference_kl/k3                    estimate of KL(pi || pi_ref) per token, with a reference
     tokens_per_second/generated        completion tokens of the batch per second of the step
     tokens_per_second/trained          prompt and completion tokens per second of forward, backward and optimizer
     computed_tokens/share              tokens computed, padding included, over prompt and completion tokens; below 1
@@ -79,10 +81,22 @@ def result_metrics(batch: TrainingBatch, result: StepResult) -> dict[str, float]
         "coefficient/mean": coefficients.values.double().mean().item(),
         "tokens_per_second/trained": sum(batch.total_lengths) / result.seconds,
         "computed_tokens/share": result.padded_tokens / sum(batch.total_lengths),
+        **_term_metrics(result),
         **_gap_metrics(batch, log_ratio.abs()),
         **_diagnostics(batch, result),
         **_split_metrics(coefficients),
     }
+
+
+def _term_metrics(result: StepResult) -> dict[str, float]:
+    """Of the parts that the loss has besides the estimator."""
+    values = {}
+    if result.entropies is not None:
+        values["entropy/mean"] = result.entropies.double().mean().item()
+    if result.reference_log_probs is not None:
+        log_ratio = (result.reference_log_probs - result.log_probs).double()
+        values["reference_kl/k3"] = (log_ratio.expm1() - log_ratio).mean().item()
+    return values
 
 
 def sequence_outcomes(batch: TrainingBatch, result: StepResult | None) -> list[SequenceOutcome]:

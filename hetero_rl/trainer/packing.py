@@ -175,29 +175,35 @@ def _gather(groups: Groups) -> Gathered:
     longest_prompt = max(prompt for prompt, _ in groups)
     longest = max(size for _, completions in groups for size in completions)
     offset = len(groups) * longest_prompt
-    prompts: list[Tensor] = []
-    own: list[Tensor] = []
-    before: list[tuple[int, int]] = []
-    order: list[Tensor] = []
+    starts: list[int] = []
+    own: list[tuple[int, int, int]] = []  # first token, size and group of each completion
+    order: list[int] = []
     for number, (start, prompt, completions) in enumerate(_starts(groups)):
-        # Places beyond a sequence repeat its last token; nobody sees them.
-        prompts.append(start + torch.arange(longest_prompt).clamp(max=prompt - 1))
-        order.append(number * longest_prompt + torch.arange(prompt))
+        starts.append(start)
+        order.extend(range(number * longest_prompt, number * longest_prompt + prompt))
         end = start + prompt
         for size in filter(None, completions):
-            order.append(offset + len(own) * longest + torch.arange(size))
-            own.append(end + torch.arange(longest).clamp(max=size - 1))
-            before.append((number, prompt))
+            place = offset + len(own) * longest
+            order.extend(range(place, place + size))
+            own.append((end, size, number))
             end += size
-    queries, places = torch.stack(own), torch.stack(prompts)
-    group, lengths = torch.tensor(before).T
+    first, sizes, group = torch.tensor(own).T
+    lengths = torch.tensor([prompt for prompt, _ in groups])
+    # Places beyond a sequence repeat its last token; nobody sees them.
+    prompts = _places(torch.tensor(starts), lengths, longest_prompt)
+    queries = _places(first, sizes, longest)
     return Gathered(
-        prompts=places,
+        prompts=prompts,
         queries=queries,
-        keys=torch.cat([places[group], queries], 1),
-        visible=_visible(lengths, longest_prompt, longest)[:, None],
-        order=torch.cat(order),
+        keys=torch.cat([prompts[group], queries], 1),
+        visible=_visible(lengths[group], longest_prompt, longest)[:, None],
+        order=torch.tensor(order),
     )
+
+
+def _places(starts: Tensor, sizes: Tensor, longest: int) -> Tensor:
+    """[n, longest] positions of n runs of tokens, the last one of each repeated."""
+    return starts[:, None] + torch.minimum(torch.arange(longest), sizes[:, None] - 1)
 
 
 def _visible(prompt_lengths: Tensor, longest_prompt: int, longest: int) -> Tensor:

@@ -1,0 +1,326 @@
+"""`hetero-rl bench overlap`: how near a run's wall time comes to the larger of generation work and training work.
+
+    generating threads            batch thread          main thread            publishing thread
+    wait for the gate, sleep ───► take, grade ───► training loop: sleep ───► encode, "upload", opens the gate
+
+The loop, its batches, its publishing and its clock are the real ones; a model of a few parameters is really published. What
+is simulated is work: generation of a group and the optimizer step sleep for their time. Group times are log-normal (sigma 0.5)
+on 8 slots, max_lag is 2, generation work and training work are equal. Time counts from when version 1 is stored. The first
+batch cannot overlap with anything and counts: the bound is the larger of both sums alone.
+"""
+
+import dataclasses
+import functools
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from hetero_rl.bench.schema import BenchReport, Figure
+from hetero_rl.bench.trainer import Shapes, save_model
+from hetero_rl.config.tree import Config, WeightsConfig
+from hetero_rl.tasks import Grade
+from hetero_rl.trainer.loop import TrainingLoop
+from hetero_rl.trainer.patience import Patience, StopSignal
+from hetero_rl.trainer.policy import load_policy
+from hetero_rl.trainer.prefetch import BatchSource
+from hetero_rl.trainer.publish import Publisher
+from hetero_rl.trainer.state import ConsumedGroups
+from hetero_rl.trainer.waits import WaitClock
+from hetero_rl.wire.columns import float32_column, int32_column
+from hetero_rl.wire.messages import (
+    FinishedGroup,
+    FinishReason,
+    PromptGroup,
+    SamplingParameters,
+    TrajectoryBatch,
+    VersionSpan,
+    WeightManifest,
+)
+
+__all__ = ["Schedule", "run", "simulate"]
+
+_BOUND = "max(sum of generation times / slots, sum of step times), max_lag = 2, log-normal group times"
+_SHAPES = Shapes(16, 32, 1, 2, 1, 32, 4, (2,))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schedule:
+    """Simulated work."""
+
+    steps: int = 60
+    groups_per_step: int = 8
+    slots: int = 8
+    step_seconds: float = 0.2
+    sigma: float = 0.5
+    max_lag: int = 2
+
+    def group_seconds(self) -> list[float]:
+        """Seconds of each group; together they keep the slots busy as long as the steps take."""
+        generator = torch.Generator().manual_seed(0)
+        raw = (self.sigma * torch.randn(self.steps * self.groups_per_step, generator=generator)).exp()
+        total = self.steps * self.step_seconds * self.slots
+        scaled: list[float] = (raw / raw.sum() * total).tolist()
+        return scaled
+
+
+class _Hub:
+    """A hub and its workers: groups are generated in order by slots that wait for the staleness gate."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._seconds = schedule.group_seconds()
+        self._changed = threading.Condition()
+        self._published: dict[int, int] = {}
+        self._next = 0
+        self._versions: dict[int, int] = {}
+        self._closed = False
+        self._threads = [threading.Thread(target=self._generate) for _ in range(schedule.slots)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def take_batch(self, step: int, wait: float) -> tuple[FinishedGroup, ...] | None:
+        size = self._schedule.groups_per_step
+        wanted = range((step - 1) * size, step * size)
+        with self._changed:
+            if not self._changed.wait_for(lambda: all(index in self._versions for index in wanted), wait):
+                return None
+            return tuple(_group(index, self._versions[index], self._published) for index in wanted)
+
+    def publish_version(self, manifest: WeightManifest) -> None:
+        with self._changed:
+            self._published[manifest.version] = manifest.step
+            self._changed.notify_all()
+
+    def put_blob(self, blob: object, chunks: Iterator[bytes]) -> None:
+        del blob
+        for _ in chunks:
+            pass
+
+    def commit_step(self, step: int, outcomes: object, log_probs: bytes | None = None) -> None:
+        pass
+
+    def _may_start(self, due: int) -> bool:
+        return self._closed or max(self._published.values(), default=due - 1) >= due
+
+    def _generate(self) -> None:
+        while True:
+            with self._changed:
+                index = self._next
+                self._next += 1
+                if index >= len(self._seconds):
+                    return
+                due = index // self._schedule.groups_per_step - self._schedule.max_lag
+                self._changed.wait_for(functools.partial(self._may_start, due))
+                if self._closed:
+                    return
+                version = max(self._published)
+            time.sleep(self._seconds[index])
+            with self._changed:
+                self._versions[index] = version
+                self._changed.notify_all()
+
+
+class _Idle:
+    """Parts of a loop that have nothing to do here."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.failures = 0
+        self.keeps = False
+
+    def step(self, *_: object) -> None:
+        time.sleep(self._schedule.step_seconds)
+
+    def feed(self, step: int) -> None:
+        del step
+
+    def grade(self, requests: Sequence[object]) -> list[Grade]:
+        return [Grade(1.0) for _ in requests]
+
+    def decode(self, ids: object) -> str:
+        return str(ids)
+
+    def keep(self, *_: object) -> None:
+        pass
+
+    def old_log_probs(self, _: object) -> None:
+        pass
+
+    def request(self, *_: object) -> None:
+        pass
+
+    def collect(self) -> list[Any]:
+        return []
+
+    def wait(self) -> list[Any]:
+        return []
+
+    def save(self, *_: object, **__: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def simulate(schedule: Schedule) -> tuple[float, dict[str, float]]:
+    """Wall time over the bound, and shares of the wall time that the main thread waited, by cause."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        save_model(_SHAPES, directory / "model")
+        hub, waits = _Hub(schedule), _Waits()
+        loop = _loop(schedule, hub, directory, waits)
+        hub.start()
+        try:
+            loop.publisher.publish(loop.publisher.snapshot(0))
+            loop.publisher.wait()
+            started = time.monotonic()
+            loop.run()
+            wall = time.monotonic() - started
+        finally:
+            loop.close()
+            hub.close()
+    bound = max(sum(schedule.group_seconds()) / schedule.slots, schedule.steps * schedule.step_seconds)
+    return wall / bound, {cause: seconds / wall for cause, seconds in waits.total.items()}
+
+
+class _Waits:
+    """A sink that adds up waiting times."""
+
+    def __init__(self) -> None:
+        self.total: dict[str, float] = {}
+
+    def write(self, record: Any) -> None:
+        for name, value in record.values.items():
+            kind, _, cause = name.partition("/")
+            if kind == "wait_seconds":
+                self.total[cause] = self.total.get(cause, 0.0) + value
+
+
+def _loop(schedule: Schedule, hub: _Hub, directory: Path, waits: _Waits) -> TrainingLoop:
+    stop, clock, idle = StopSignal(threading.Event()), WaitClock(), cast("Any", _Idle(schedule))
+    port, patience, consumed = cast("Any", hub), Patience(stop), ConsumedGroups()
+    policy = load_policy(directory / "model", device=torch.device("cpu"), compute_dtype=torch.float32)
+    config = Config.model_validate(
+        {
+            "run": {"steps": schedule.steps, "dir": directory / "run"},
+            "trainer": {"groups_per_step": schedule.groups_per_step, "group_size": 1},
+            "evaluation": {"every": 0},
+            "staleness": {"max_lag": schedule.max_lag},
+        }
+    )
+    batches = BatchSource(
+        port,
+        idle,
+        idle,
+        idle,
+        consumed=consumed,
+        max_lag=schedule.max_lag,
+        vocabulary_size=_SHAPES.vocabulary,
+        patience=patience,
+        stop=stop,
+        clock=clock,
+    )
+    publisher = Publisher(
+        policy,
+        port,
+        WeightsConfig(anchor_every=1),
+        probes=[],
+        latest_version=0,
+        directory=directory / "outgoing",
+        patience=patience,
+        clock=clock,
+    )
+    return TrainingLoop(
+        config=config,
+        port=port,
+        learner=idle,
+        batches=batches,
+        publisher=publisher,
+        evaluator=idle,
+        archive=idle,
+        checkpoints=idle,
+        consumed=consumed,
+        sinks=[cast("Any", waits)],
+        clock=clock,
+        patience=patience,
+        stop=stop,
+        step=0,
+    )
+
+
+def _group(index: int, version: int, steps: dict[int, int]) -> FinishedGroup:
+    batch = TrajectoryBatch(
+        group_id=f"train-{index:08d}",
+        sample_indices=(0,),
+        lengths=(2,),
+        token_ids=int32_column([3, 4]),
+        log_probs=float32_column([-1.0, -1.0]),
+        version_spans=(VersionSpan(0, 0, 2, version),),
+        finish_reasons=(FinishReason.STOP,),
+        numerics_id="0" * 16,
+        generation_seconds=0.1,
+    )
+    group = PromptGroup(
+        group_id=batch.group_id,
+        ordinal=index,
+        prompt_token_ids=int32_column(np.array([5, 6]).tolist()),
+        group_size=1,
+        sampling=SamplingParameters(max_new_tokens=2, stop_token_ids=(0,)),
+    )
+    return FinishedGroup(
+        group=group,
+        batches=(batch,),
+        version_steps=dict(steps),
+        worker_names=("worker-0",),
+        backends=("cpu",),
+    )
+
+
+def run(*, quick: bool = False) -> BenchReport:
+    """Measures the simulated schedule.
+
+    Args:
+        quick: A few steps; the figure proves nothing.
+    """
+    schedule = Schedule(steps=6, step_seconds=0.05) if quick else Schedule()
+    found = [simulate(schedule) for _ in range(1 if quick else 3)]
+    ratios = sorted(ratio for ratio, _ in found)
+    figures = [
+        Figure(
+            name="simulated_wall_over_bound",
+            value=ratios[len(ratios) // 2],
+            unit="ratio",
+            low=ratios[0],
+            high=ratios[-1],
+            target=1.05,
+            relation="<=",
+            baseline=_BOUND,
+        )
+    ]
+    for cause, share in found[0][1].items():
+        figures.append(
+            Figure(
+                name=f"wait_share/{cause}",
+                value=share,
+                unit="share of wall time",
+                low=share,
+                high=share,
+                baseline="waiting of the main thread in the first of the runs",
+            )
+        )
+    return BenchReport(bench="overlap", figures=tuple(figures))
