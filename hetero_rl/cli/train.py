@@ -162,6 +162,8 @@ def _audit(run: RunDirectory) -> str:
     """Writes the audit of the run; a run whose audit cannot be written is no less complete."""
     from hetero_rl.launch.audit import make_audit
 
+    if not run.journal.exists():
+        return f"\n\naudit        on the hub's machine: hetero-rl audit {run.root}"
     try:
         made, _ = make_audit(run, html=run.root / "audit.html", json_file=run.root / "audit.json")
     except (HeteroRLError, OSError) as error:
