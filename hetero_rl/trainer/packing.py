@@ -115,9 +115,8 @@ def packed_attention(
     if packed_layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        result: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, **options
-        )
+        mask = _plain_mask(query, key, attention_mask)
+        result: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return result
     if options.get("softcap") is not None or options.get("sliding_window") is not None:
         raise ValueError("packed attention knows neither soft caps nor sliding windows")
@@ -134,6 +133,29 @@ def packed_attention(
         for part in _attend_group(query, key, value, start, prompt, completions, scaling)
     ]
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+
+
+def _plain_mask(query: Tensor, key: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    """The mask of a row that is not packed: for an attention function of one's own transformers makes none.
+
+    Args:
+        query: [B, H, T, d].
+        key: [B, K, S, d]; S > T after a cache.
+        attention_mask: As the model was called: None, [B, S] of 0 where padded, or ready [B, 1, T, S].
+
+    Returns:
+        bool [B, 1, T, S], what was given ready, or None where plain causal attention is right.
+    """
+    tokens, seen = query.shape[2], key.shape[2]
+    if attention_mask is not None and attention_mask.dim() == 4:
+        return attention_mask
+    if attention_mask is None and tokens in {seen, 1}:
+        return None
+    places = torch.arange(seen, device=query.device)
+    causal = places[None, :] <= places[seen - tokens :, None]
+    if attention_mask is None:
+        return causal[None, None]
+    return causal[None, None] & attention_mask.bool()[:, None, None, :]
 
 
 def _attend_gathered(

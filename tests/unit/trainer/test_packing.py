@@ -188,3 +188,20 @@ def test_log_probs_of_packed_and_padded_rows_agree(policy):
     torch.testing.assert_close(
         policy.log_probs(policy.inputs(rows)), padded.log_probs(padded.inputs(rows)), atol=1e-6, rtol=0
     )
+
+
+def test_a_model_that_takes_packed_rows_still_computes_plain_ones():
+    model = model_of("Qwen3")
+    ids = torch.randint(1, 31, (2, 9), generator=torch.Generator().manual_seed(1))
+    padded = torch.ones_like(ids)
+    padded[0, :3] = 0
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits
+        masked = model(input_ids=ids, attention_mask=padded, use_cache=False).logits[0, 3:]
+        assert enable_packing(model, CPU)
+        cache = transformers.DynamicCache()
+        parts = [model(input_ids=part, cache=cache, use_cache=True).logits for part in ids.split(5, 1)]
+        found = torch.cat(parts, 1)
+        found_masked = model(input_ids=ids, attention_mask=padded, use_cache=False).logits[0, 3:]
+    torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found_masked, masked, atol=1e-5, rtol=1e-4)

@@ -35,6 +35,7 @@ class Model(torch.nn.Module):
 @dataclasses.dataclass
 class Policy:
     model: Model
+    sharded: None = None
 
     def twin(self):
         return self
