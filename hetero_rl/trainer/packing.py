@@ -115,8 +115,9 @@ def packed_attention(
     if packed_layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        mask = _plain_mask(query, key, attention_mask)
-        result: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )
         return result
     if options.get("softcap") is not None or options.get("sliding_window") is not None:
         raise ValueError("packed attention knows neither soft caps nor sliding windows")
@@ -135,27 +136,20 @@ def packed_attention(
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
-def _plain_mask(query: Tensor, key: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-    """The mask of a row that is not packed: for an attention function of one's own transformers makes none.
+def _mask_of(*args: Any, **named: Any) -> Tensor | None:
+    """A mask function for transformers' registry: its own `sdpa` one, but none for whole rows without padding.
 
-    Args:
-        query: [B, H, T, d].
-        key: [B, K, S, d]; S > T after a cache.
-        attention_mask: As the model was called: None, [B, S] of 0 where padded, or ready [B, 1, T, S].
-
-    Returns:
-        bool [B, 1, T, S], what was given ready, or None where plain causal attention is right.
+    Packed rows are such rows: their attention needs no mask, and one for a whole row would be as large as its length squared.
+    Without a mask function under the name transformers would drop the mask of padded rows and of rows after a cache.
     """
-    tokens, seen = query.shape[2], key.shape[2]
-    if attention_mask is not None and attention_mask.dim() == 4:
-        return attention_mask
-    if attention_mask is None and tokens in {seen, 1}:
+    from transformers.masking_utils import sdpa_mask
+
+    # The argument was renamed within transformers 5; both names are in the field.
+    queries = named["q_length"] if "q_length" in named else len(named["cache_position"])
+    if named.get("attention_mask") is None and queries == named["kv_length"]:
         return None
-    places = torch.arange(seen, device=query.device)
-    causal = places[None, :] <= places[seen - tokens :, None]
-    if attention_mask is None:
-        return causal[None, None]
-    return causal[None, None] & attention_mask.bool()[:, None, None, :]
+    mask: Tensor | None = sdpa_mask(*args, **named)
+    return mask
 
 
 def _attend_gathered(
@@ -294,13 +288,14 @@ def enable_packing(model: Any, device: torch.device) -> bool:
     Models that mix tokens other than by attention, ignore position ids or choose their attention in their own way give
     other numbers and are left as they were. A sliding window is refused unseen: a few tokens fit into any window.
     """
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     config = getattr(model, "config", None)
     before = getattr(config, "_attn_implementation", None)
     if before != "sdpa" or _has_sliding_window(config):
         return False
     AttentionInterface.register(NAME, packed_attention)
+    AttentionMaskInterface.register(NAME, _mask_of)
     try:
         expected = _alone(model, device)
         model.set_attn_implementation(NAME)
