@@ -10,6 +10,7 @@ import numpy as np
 from hetero_rl.calibration import statistics as st
 from hetero_rl.calibration.columns import Floats, PairColumns
 from hetero_rl.calibration.diagnosis import declared_type, diagnose, expected_floor
+from hetero_rl.calibration.held_out import HeldOut, held_out
 from hetero_rl.calibration.investigate import investigate
 from hetero_rl.calibration.law import RatioLaw, fit_law, measured_crossing, measured_shares
 from hetero_rl.calibration.measure import (
@@ -92,6 +93,8 @@ class Pair:
     """Effective share of raw importance weights as measured, at each of these lengths."""
     measured_crossing: int | None = None
     """Length at which the measured share of raw weights falls below the floor; None: not within what was sampled."""
+    held_out: tuple[HeldOut, ...] = ()
+    """Crossings predicted from half of the completions and measured in the others."""
     usable: tuple[UsableLength, ...] = ()
     curves: tuple[Curve, ...] = ()
     behaviour: Behaviour | None = None
@@ -216,6 +219,7 @@ def _trainer_pair(
         measured_lengths=tuple(int(length) for length in lengths),
         measured_shares=tuple(float(share) for share in measured_shares(own, lengths)),
         measured_crossing=measured_crossing(own, thresholds.ess_floor),
+        held_out=held_out(own),
         usable=usable,
         curves=() if law is None else _curves(law, max(longest, int(own.lengths.max()))),
         behaviour=behaviour,

@@ -98,7 +98,7 @@ def summary_lines(calibration: Calibration) -> Sequence[str]:
             f"{format_number(gap.mean_absolute)}, p99.9 {format_number(gap.quantiles[-1])}, max {format_number(gap.maximum)} nats, "
             f"k3 {format_number(gap.k3)}, over {gap.tokens} tokens"
         )
-        lines += [f"  {text}" for text in _usable(pair)]
+        lines += [f"  {text}" for text in (*_usable(pair), *_held_out(pair))]
         lines += [
             f"  {finding.verdict.word}: {finding.cause}. {finding.next_step}" for finding in pair.findings
         ]
@@ -118,3 +118,12 @@ def _usable(pair: Pair) -> list[str]:
         f"usable length at an effective share of {floor:g}: "
         + ", ".join(f"{k} {v}" for k, v in shown.items())
     ]
+
+
+def _held_out(pair: Pair) -> list[str]:
+    if not pair.held_out:
+        return []
+    each = ", ".join(
+        f"{one.floor:g} at {one.predicted:.0f} predicted, {one.measured:.0f} measured" for one in pair.held_out
+    )
+    return [f"raw weights of sequences that the law was not fitted to cross a share of {each} tokens"]

@@ -9,7 +9,8 @@ from hetero_rl.cli.options import RunArgument
 
 __all__ = ["audit"]
 
-_FAILED = 1
+_FAILED = 3
+"""The same as `calibrate --fail-on`: told apart from an error."""
 
 
 def audit(
@@ -23,7 +24,7 @@ def audit(
     fail_on: Annotated[
         Literal["caution", "unusable"] | None,
         typer.Option(
-            "--fail-on", help="End with exit code 1 when the verdict is this or worse: a gate for CI."
+            "--fail-on", help="End with exit code 3 when the verdict is this or worse: a gate for CI."
         ),
     ] = None,
     thresholds: Annotated[

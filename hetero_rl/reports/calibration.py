@@ -110,6 +110,8 @@ def _pair_section(pair: Pair, calibration: Calibration, decode: Callable[[int], 
             _coefficient_plot(pair),
             _usable_table(pair),
         ]
+    if pair.held_out:
+        blocks.append(_held_out_table(pair))
     blocks += [
         _bin_plot(
             "Gap by position in the text", Axis("position", "tokens", logarithmic=True), pair.positions
@@ -223,6 +225,26 @@ def _usable_table(pair: Pair) -> Table:
         Column("to", "tokens"),
     )
     return Table(f"Usable length at an effective share of {floor:g}, with 90 % bounds", columns, rows)
+
+
+def _held_out_table(pair: Pair) -> Table:
+    columns = (
+        Column("floor", "effective share"),
+        Column("predicted", "tokens"),
+        Column("measured", "tokens"),
+        Column("error", "%"),
+    )
+    rows: list[list[Cell]] = [
+        [one.floor, round(one.predicted), round(one.measured), round(100 * one.error)]
+        for one in pair.held_out
+    ]
+    first = pair.held_out[0]
+    return Table(
+        f"Where raw weights cross a floor: predicted from {first.fitted_tokens} tokens of one half of {first.sequences} "
+        "sequences, measured in the other half, both ways round",
+        columns,
+        rows,
+    )
 
 
 def _tokens(count: int) -> Cell:

@@ -1,9 +1,11 @@
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from hetero_rl.calibration.columns import PairColumns
+from hetero_rl.calibration.held_out import FLOORS, held_out
 from hetero_rl.calibration.law import fit_law, measured_crossing, prefix_sums
 from hetero_rl.calibration.usable_length import LONGEST, expected_at, usable_length, usable_lengths
 
@@ -100,3 +102,26 @@ class TestUsableLength:
     def test_longer_sequences_never_help(self):
         shares = [expected_at("vespo", 1, variance, 1).effective_share for variance in (0.01, 0.1, 1, 4, 16)]
         assert shares == sorted(shares, reverse=True)
+
+
+class TestPredictionsHeldAgainstOtherSequences:
+    @pytest.mark.parametrize("common", [0.0, 0.003])
+    def test_they_come_true_on_a_simulated_chip(self, common):
+        found = held_out(chip(sequences=600, tokens=700, common=common, seed=3))
+        assert [one.floor for one in found] == list(FLOORS)
+        assert all(abs(one.error) < 0.25 for one in found)
+        assert {(one.sequences, one.fitted_tokens) for one in found} == {(600, 350)}
+        assert [one.measured for one in found] == sorted(one.measured for one in found)
+
+    def test_a_chip_that_gets_noisier_with_length_is_caught(self):
+        columns = chip(sequences=600, tokens=700, sd=0.03)
+        late = np.where(columns.offsets > 350, 4.0, 1.0)
+        columns = dataclasses.replace(columns, measured=columns.reference - columns.gap * late)
+        found = {one.floor: one for one in held_out(columns)}
+        assert found[0.5].error > 0.25
+
+    def test_floors_that_are_not_crossed_are_left_out(self):
+        assert held_out(chip(tokens=50, sd=0.01)) == ()
+
+    def test_few_sequences_show_nothing(self):
+        assert held_out(chip(sequences=31)) == ()

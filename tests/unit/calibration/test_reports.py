@@ -11,6 +11,7 @@ import pytest
 from hetero_rl.calibration.analysis import Curve, FixedScores, Pair, SourceGap
 from hetero_rl.calibration.compare import compare_calibrations
 from hetero_rl.calibration.diagnosis import diagnose
+from hetero_rl.calibration.held_out import HeldOut
 from hetero_rl.calibration.law import fit_law, measured_shares
 from hetero_rl.calibration.plan import TEXTS, Plan, prompts_of, text_sequences
 from hetero_rl.calibration.record import Calibration, calibration_text, read_calibration, summary_lines
@@ -139,6 +140,29 @@ class TestThePage:
         ):
             assert html.count(f"<figcaption>{title}") == 1
         assert html.count("<svg") == 6
+
+
+class TestPredictionsHeldAgainstOthers:
+    @pytest.fixture
+    def checked(self, world):
+        columns = world().pair()
+        one = HeldOut(floor=0.5, sequences=64, fitted_tokens=96, predicted=110.0, measured=100.0)
+        return calibration_of(dataclasses.replace(pair_of(columns), held_out=(one,)))
+
+    def test_they_are_in_the_file_on_the_page_and_on_the_terminal(self, checked):
+        assert json.loads(calibration_text(checked))["pairs"][0]["held_out"] == [
+            {"floor": 0.5, "sequences": 64, "fitted_tokens": 96, "predicted": 110.0, "measured": 100.0}
+        ]
+        html = render_page(calibration_page(checked, str))
+        assert "predicted from 96 tokens of one half of 64 sequences" in html
+        assert broken_promises(html) == []
+        assert any("0.5 at 110 predicted, 100 measured" in line for line in summary_lines(checked))
+
+    def test_the_error_is_relative_to_what_was_measured(self, checked):
+        assert checked.pairs[0].held_out[0].error == pytest.approx(0.1)
+
+    def test_without_them_nothing_is_said(self, calibration):
+        assert not any("not fitted to" in line for line in summary_lines(calibration))
 
 
 @pytest.mark.usefixtures("mine")
