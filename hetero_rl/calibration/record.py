@@ -124,6 +124,7 @@ def _held_out(pair: Pair) -> list[str]:
     if not pair.held_out:
         return []
     each = ", ".join(
-        f"{one.floor:g} at {one.predicted:.0f} predicted, {one.measured:.0f} measured" for one in pair.held_out
+        f"{one.floor:g} at {one.predicted:.0f} predicted, {one.measured:.0f} measured"
+        for one in pair.held_out
     )
     return [f"raw weights of sequences that the law was not fitted to cross a share of {each} tokens"]

@@ -64,8 +64,8 @@ class RunDirectory:
 
     @property
     def used(self) -> bool:
-        """Whether a run was begun here: settings alone are none, so a start that failed can be repeated."""
-        return self.journal.exists() or self.checkpoints.exists() or self.metrics.exists()
+        """Whether a run was begun here: settings and empty files are none, so a start that failed can be repeated."""
+        return self.journal.exists() or _holds_something(self.checkpoints) or _holds_something(self.metrics)
 
     def log(self, process: str) -> Path:
         """Output of one process."""
@@ -75,3 +75,10 @@ class RunDirectory:
         """Creates what processes write into; only this user may look inside."""
         for directory in (self.root, self.hub, self.logs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _holds_something(path: Path) -> bool:
+    """A directory with an entry, or a file with a byte."""
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists() and path.stat().st_size > 0

@@ -74,7 +74,7 @@ async def running_relay(
         StorageError: The directory cannot be used, or another relay uses it.
     """
     security = security or SecurityConfig()
-    check_listen_address(listen, security)
+    check_listen_address(listen, security, setting="relay.listen", role="relay")
     with RunLock(directory):
         try:
             cache = RelayCache(directory, port, most_bytes)

@@ -142,22 +142,26 @@ def _identity(security: SecurityConfig, bundle: Path | None) -> Identity | None:
     )
 
 
-def check_listen_address(address: str, security: SecurityConfig, setting: str = "hub.listen") -> None:
+def check_listen_address(
+    address: str, security: SecurityConfig, setting: str = "hub.listen", role: str = "hub"
+) -> None:
     """Refuses to listen where strangers can call without a certificate.
 
     Args:
         address: host:port that is about to be listened on.
         security: Settings of the transport.
         setting: Where the address comes from, for the message.
+        role: Whose bundle would allow it, for the message.
 
     Raises:
         ConfigError: The address is not loopback, TLS is off and `security.insecure` is not set.
     """
     if security.serves_tls or security.insecure or is_loopback(address):
         return
+    bundle = "security.hub_credentials" if role == "hub" else "--credentials"
     raise ConfigError(
-        f"{setting} is {address!r}, which other machines can reach, and TLS is off: set security.hub_credentials to a"
-        " bundle of `hetero-rl certs issue --role hub`, listen on 127.0.0.1, or type --insecure if the network itself"
+        f"{setting} is {address!r}, which other machines can reach, and TLS is off: set {bundle} to a bundle of"
+        f" `hetero-rl certs issue --role {role}`, listen on 127.0.0.1, or type --insecure if the network itself"
         " keeps strangers out"
     )
 

@@ -36,10 +36,19 @@ def test_a_start_that_failed_leaves_no_run_behind(tmp_path):
     assert not run.used
 
 
+def test_a_trainer_that_ended_before_its_first_line_leaves_no_run_behind(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.prepare()
+    run.checkpoints.mkdir()
+    run.metrics.touch()
+
+    assert not run.used
+
+
 @pytest.mark.parametrize("trace", ["journal", "checkpoints", "metrics"])
 def test_a_directory_counts_as_used_once_a_run_left_a_trace(tmp_path, trace):
     run = RunDirectory(tmp_path)
     run.prepare()
-    getattr(run, trace).touch()
+    getattr(run, trace).write_text("something")
 
     assert run.used
