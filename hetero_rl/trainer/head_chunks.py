@@ -77,6 +77,12 @@ class HeadSums:
         if self.bias is not None:
             self.bias.zero_()
 
+    def scale(self, factor: float) -> None:
+        """Multiplies what is there."""
+        self.weight.mul_(factor)
+        if self.bias is not None:
+            self.bias.mul_(factor)
+
     def add(self, other: "HeadSums", factor: float) -> None:
         """Adds another pair times a factor."""
         self.weight.add_(other.weight, alpha=factor)
@@ -136,12 +142,12 @@ class HeadProjection:
         return Chunk(logits, inputs, token_ids, sums.log(), picked, maxima, found)
 
     def add_gradients(
-        self, sums: HeadSums, chunk: Chunk, weights: Tensor, entropy_weights: Tensor | None = None
+        self, sums: HeadSums | None, chunk: Chunk, weights: Tensor, entropy_weights: Tensor | None = None
     ) -> Tensor:
         """Adds the head's gradients of a chunk, which is spent then; returns those of its hidden states [c, D].
 
         Args:
-            sums: What is added to.
+            sums: What is added to; None for a head that is not trained.
             chunk: Of the last visit.
             weights: d loss / d log-probability of each token [c].
             entropy_weights: d loss / d entropy of each token [c]; the chunk then has entropies.
@@ -158,15 +164,20 @@ class HeadProjection:
         if self._cap is not None:
             bounded = (chunk.picked + chunk.maxima) / (self._cap * self._after)
             chosen *= 1 - bounded.square()
-        inputs = chunk.inputs.float()
+        if sums is not None:
+            self._add_to_head(sums, chunk, scale, chosen)
+        gradient = (wide.to(self._weight.dtype) @ self._weight).float().mul_(scale[:, None])
+        gradient.add_(self._weight[chunk.token_ids].float() * chosen[:, None])
+        return gradient.mul_(self._factor)
+
+    def _add_to_head(self, sums: HeadSums, chunk: Chunk, scale: Tensor, chosen: Tensor) -> None:
+        """Adds the gradients of weight and bias: those of all tokens times `scale`, those of the chosen ones [c]."""
+        inputs, wide = chunk.inputs.float(), chunk.exponentials
         self._add_product(sums.weight, wide, inputs * scale[:, None])
         sums.weight.index_add_(0, chunk.token_ids, inputs * chosen[:, None])
         if sums.bias is not None:
             sums.bias.add_(wide.T @ scale, alpha=self._factor)
             sums.bias.index_add_(0, chunk.token_ids, chosen * self._factor)
-        gradient = (wide.to(self._weight.dtype) @ self._weight).float().mul_(scale[:, None])
-        gradient.add_(self._weight[chunk.token_ids].float() * chosen[:, None])
-        return gradient.mul_(self._factor)
 
     def _project(self, inputs: Tensor) -> Tensor:
         """Logits [c, V] in float32, in the buffer that every chunk uses again."""

@@ -5,7 +5,8 @@
 A weight may need all log-probabilities of its sequence (a sequence-level coefficient), so a chunk holds whole sequences
 where they fit. A longer sequence is visited in pieces: its gradients are formed with weights of 1 and scaled at its
 end, if one number scales all its tokens; otherwise its pieces are projected a second time. Scaling at the end takes 0.7
-of the time of projecting twice, for one more matrix of the head's size.
+of the time of projecting twice. The first long sequence is summed where the sum of all will be; when there is something
+already, one more matrix of the head's size holds it until its end. A head that is not trained needs neither.
 
 Shapes: M hidden states of width D, V vocabulary, N tokens of S sequences.
 """
@@ -107,11 +108,11 @@ def head_loss(
         nonlocal statistics
         statistics = found
 
-    def work(sums: HeadSums) -> tuple[Tensor, Tensor]:
+    def work(sums: HeadSums | None, *, empty: bool) -> tuple[Tensor, Tensor]:
         visitor = _Visitor(
             projection, hidden.detach(), targets, entropies=entropies or entropy_weights is not None
         )
-        found = _gradients(visitor, sums, weigh, entropy_weights)
+        found = _gradients(visitor, sums, weigh, entropy_weights, empty=empty)
         keep(visitor.statistics)
         return found
 
@@ -129,17 +130,20 @@ class _HeadLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         projection: HeadProjection,
-        work: Callable[[HeadSums], tuple[Tensor, Tensor]],
+        work: Callable[..., tuple[Tensor, Tensor]],
         accumulate: bool,
     ) -> Tensor:
+        trained = any(context.needs_input_grad[1:3])
         direct = accumulate and weight.grad is not None and (bias is None or bias.grad is not None)
+        sums = None
         if direct and weight.grad is not None:
             sums = HeadSums(weight.grad, None if bias is None else bias.grad)
-        else:
+        elif trained:
             sums = projection.sums()
-        loss, gradient = work(sums)
+        loss, gradient = work(sums, empty=not direct)
         context.direct = direct
-        context.gradients = (gradient.to(hidden.dtype), sums.weight, sums.bias)
+        of_head = (None, None) if sums is None else (sums.weight, sums.bias)
+        context.gradients = (gradient.to(hidden.dtype), *of_head)
         context.types = (weight.dtype, None if bias is None else bias.dtype)
         return loss
 
@@ -159,8 +163,11 @@ class _HeadLoss(torch.autograd.Function):
             for gradient in (hidden, weight, bias):
                 if gradient is not None:
                     gradient.mul_(factor)
-        types = context.types
-        return hidden, weight.to(types[0]), None if bias is None else bias.to(types[1]), None, None, None
+        of_head = tuple(
+            None if gradient is None else gradient.to(kind)
+            for gradient, kind in zip((weight, bias), context.types, strict=True)
+        )
+        return hidden, *of_head, None, None, None
 
 
 class _Visitor:
@@ -193,13 +200,18 @@ class _Visitor:
 
 
 def _gradients(
-    visitor: _Visitor, sums: HeadSums, weigh: TokenWeigher, entropy_weights: Tensor | None
+    visitor: _Visitor,
+    sums: HeadSums | None,
+    weigh: TokenWeigher,
+    entropy_weights: Tensor | None,
+    *,
+    empty: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The loss and the gradient of the hidden states [M, D] float32; adds those of the head to `sums`."""
+    """The loss and the gradient of the hidden states [M, D] float32; adds those of the head to `sums`, `empty` or not."""
     projection, targets, known = visitor.projection, visitor.targets, visitor.statistics
     result = torch.zeros(visitor.hidden.shape, dtype=torch.float32, device=visitor.hidden.device)
     weights = torch.zeros_like(known.log_probs)
-    long = _LongSequences(visitor, sums)
+    long = _LongSequences(visitor, sums, empty=empty)
     for first, after, tokens in targets.chunks(projection.tokens_at_once):
         of_entropy = None if entropy_weights is None else entropy_weights[tokens]
         if tokens.stop - tokens.start > projection.tokens_at_once:
@@ -210,6 +222,7 @@ def _gradients(
         # Without an advantage there is nothing to add.
         if of_entropy is not None or bool(weights[tokens].any()):
             gradient = projection.add_gradients(sums, chunk, weights[tokens], of_entropy)
+            long.empty = False
             # The last token of a shared prompt predicts the first token of several completions.
             result.index_add_(0, targets.rows[tokens], gradient)
     # A token out of the loss may have log p = -inf; 0 * -inf is not 0.
@@ -222,12 +235,14 @@ def _gradients(
 class _LongSequences:
     """Sequences that do not fit into a chunk: scaled at their end, or projected a second time."""
 
-    def __init__(self, visitor: _Visitor, sums: HeadSums) -> None:
+    def __init__(self, visitor: _Visitor, sums: HeadSums | None, *, empty: bool) -> None:
         self._visitor = visitor
         self._sums = sums
         self._own: HeadSums | None = None
         self._one_number = True
         """Whether the last long sequence had one weight for all its tokens."""
+        self.empty = empty
+        """Whether nothing was added to the sums yet."""
 
     def add(
         self,
@@ -245,12 +260,14 @@ class _LongSequences:
         known = self._visitor.statistics.log_probs[tokens]
         weights = weigh(sequence, sequence + 1, known).to(known)
         self._one_number = bool((weights == weights[0]).all())
-        if entropy_weights is None and not bool(weights.any()):
+        useful = entropy_weights is not None or bool(weights.any())
+        if unscaled is not None:
+            self._settle(float(weights[0]) if useful and self._one_number else None)
+        if not useful:
             return weights
-        if unscaled is not None and self._own is not None and self._one_number:
-            factor = float(weights[0])
-            self._sums.add(self._own, factor)
-            result.index_add_(0, self._visitor.targets.rows[tokens], unscaled, alpha=factor)
+        self.empty = False
+        if unscaled is not None and self._one_number:
+            result.index_add_(0, self._visitor.targets.rows[tokens], unscaled, alpha=float(weights[0]))
             return weights
         for part, chunk in self._visitor.pieces(tokens):
             own = slice(part.start - tokens.start, part.stop - tokens.start)
@@ -264,15 +281,32 @@ class _LongSequences:
             pass
 
     def _visit_unscaled(self, tokens: slice) -> Tensor:
-        """Gradients of the hidden states with weights of 1 [n, D]; those of the head are in `_own`."""
+        """Gradients of the hidden states with weights of 1 [n, D]; those of the head wait for `_settle`."""
+        place = self._place()
+        return torch.cat(
+            [
+                self._visitor.projection.add_gradients(place, chunk, torch.ones_like(chunk.log_sums))
+                for _, chunk in self._visitor.pieces(tokens)
+            ]
+        )
+
+    def _place(self) -> HeadSums | None:
+        """Where unscaled gradients of the head are summed: in the sums themselves, as long as nothing is there."""
+        if self._sums is None or self.empty:
+            return self._sums
         if self._own is None:
             self._own = self._sums.zeros()
         else:
             self._own.clear()
-        own = self._own
-        return torch.cat(
-            [
-                self._visitor.projection.add_gradients(own, chunk, torch.ones_like(chunk.log_sums))
-                for _, chunk in self._visitor.pieces(tokens)
-            ]
-        )
+        return self._own
+
+    def _settle(self, factor: float | None) -> None:
+        """Takes the unscaled gradients of the head times a factor; None gives them up."""
+        if self._sums is None:
+            return
+        if self.empty and factor is None:
+            self._sums.clear()
+        elif self.empty and factor is not None:
+            self._sums.scale(factor)
+        elif factor is not None and self._own is not None:
+            self._sums.add(self._own, factor)

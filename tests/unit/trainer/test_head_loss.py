@@ -270,3 +270,36 @@ def test_chunks_are_runs_of_whole_sequences():
     assert list(targets.chunks(4)) == [(0, 2, slice(0, 4)), (2, 3, slice(4, 10)), (3, 4, slice(10, 12))]
     assert list(targets.chunks(100)) == [(0, 4, slice(0, 12))]
     assert list(HeadTargets(torch.arange(0), torch.arange(0), ()).chunks(4)) == []
+
+
+def test_the_first_long_sequence_needs_no_second_matrix_of_the_heads_size(monkeypatch):
+    monkeypatch.setitem(head_chunks.CHUNK_ELEMENTS, "cpu", 2 * VOCABULARY)
+    monkeypatch.setattr(head_chunks.HeadSums, "zeros", lambda _: pytest.fail("another matrix was made"))
+    problem = Problem()
+    # Nothing before the third sequence weighs anything, and the last fits into a chunk.
+    problem.factors = torch.tensor([0.0, 0.0, 1.5, -0.5])
+    *_, expected = problem.reference(OutputHead(), 1.0, problem.by_sequence)
+
+    *_, found = problem.chunked(OutputHead(), 1.0, problem.by_sequence)
+
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("weighing", ["by_sequence", "by_token"])
+def test_a_head_that_is_not_trained_gets_no_gradient_and_the_hidden_states_the_same(monkeypatch, weighing):
+    monkeypatch.setitem(head_chunks.CHUNK_ELEMENTS, "cpu", 4 * VOCABULARY)
+    monkeypatch.setattr(
+        HeadProjection, "sums", lambda _: pytest.fail("room for the head's gradient was taken")
+    )
+    problem = Problem(bias=True)
+    weigh = getattr(problem, weighing)
+    *_, (expected, *_) = problem.reference(OutputHead(), 1.0, weigh)
+    hidden = problem.hidden.clone().requires_grad_()
+    projection = HeadProjection(
+        OutputHead(), problem.weight, problem.bias, dtype=torch.float32, temperature=1.0
+    )
+
+    loss, _ = head_loss(projection, hidden, problem.weight, problem.bias, problem.targets, weigh)
+    loss.backward()
+
+    assert_same([hidden.grad], [expected])
