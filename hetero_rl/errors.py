@@ -15,6 +15,7 @@ HeteroRLError
 │   └── DiskFullError            no space left; what was there before is intact
 ├── LaunchError              a process started here did not come up, or could not be kept up
 ├── TrainingError            the training step cannot go on
+│   ├── MemoryLimitError         a step does not fit into memory; nothing was applied
 │   └── NonFiniteError           a loss or gradient is not finite; nothing was applied
 └── TaskError                a task is unknown, or its data or grader cannot be used
 
@@ -33,6 +34,7 @@ __all__ = [
     "HeteroRLError",
     "InvalidMessageError",
     "LaunchError",
+    "MemoryLimitError",
     "NonFiniteError",
     "ProtocolError",
     "RefusedError",
@@ -123,6 +125,10 @@ class LaunchError(HeteroRLError):
 
 class TrainingError(HeteroRLError):
     """The training step cannot go on."""
+
+
+class MemoryLimitError(TrainingError):
+    """A step does not fit into memory; the optimizer step was not applied."""
 
 
 class NonFiniteError(TrainingError):

@@ -20,15 +20,22 @@ def export(
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="Step of the checkpoint; the newest if not given.")
     ] = None,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Write the adapters of trainer.lora alone, for peft.")
+    ] = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face directory that transformers and vLLM load as it is."""
-    from hetero_rl.trainer.export import choose_checkpoint, export_model
+    from hetero_rl.trainer.export import choose_checkpoint, export_adapters, export_model
 
     quiet_libraries()
 
     found = find_run(run)
     config = load_config([found.config])
     checkpoint = choose_checkpoint(found.checkpoints, step)
+    if adapters:
+        size = export_adapters(checkpoint, directory, config.trainer.lora, config.model.path)
+        typer.echo(f"{directory}: {checkpoint.name}, {short_number(size)}B of adapters in float32")
+        return
     size = export_model(checkpoint, directory, config.weights.serving_dtype)
     typer.echo(
         f"{directory}: {checkpoint.name} in {config.weights.serving_dtype}, {short_number(size)}B of weights, "

@@ -169,6 +169,17 @@ class OptimizerConfig(Section):
         return betas
 
 
+class LoraConfig(Section):
+    """Low-rank adapters in place of all weights. Workers get merged weights."""
+
+    rank: int = Field(0, ge=0)
+    """Columns of the adapters; 0 trains all weights. Needs peft (extra `lora`)."""
+    alpha: float = Field(16.0, gt=0)
+    """alpha / rank multiplies what the adapters add. There is no dropout."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that get adapters, such as "q_proj"; none names all within the decoder layers."""
+
+
 class TrainerConfig(Section):
     """The optimizer step."""
 
@@ -196,6 +207,7 @@ class TrainerConfig(Section):
     """Compile decoder layers with torch.compile."""
     offload_optimizer: bool = False
     """Keep the optimizer's moments in the host's memory between steps."""
+    lora: LoraConfig = LoraConfig()
     threads: int = Field(0, ge=0)
     """CPU threads of the trainer; 0 leaves torch's choice."""
     prefetch_groups: int = Field(0, ge=0)
@@ -226,6 +238,9 @@ class CheckpointConfig(Section):
 
     every: int = Field(20, ge=1)
     """Steps between checkpoints; the last step is always kept."""
+    layout: Literal["whole", "sharded"] = "whole"
+    """"whole": a model directory with whole tensors. "sharded": every rank writes its own rows; `hetero-rl export` puts them
+    together."""
     keep: int = Field(2, ge=2)
     """Valid checkpoints kept."""
     max_failures: int = Field(3, ge=1)

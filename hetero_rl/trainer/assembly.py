@@ -164,6 +164,7 @@ def _keeper(
     consumed: ConsumedGroups,
 ) -> CheckpointKeeper:
     config, checkpoint = local.config, local.checkpoint
+    adapters = local.model.policy.adapters
 
     def describe(step: int) -> Manifest:
         return Manifest(
@@ -175,6 +176,7 @@ def _keeper(
             random_states=capture_random_states(),
             config_digest=config_digest(config),
             versions=library_versions(),
+            base_digest="" if adapters is None else adapters.base_digest,
         )
 
     store = CheckpointStore(
@@ -191,4 +193,5 @@ def _keeper(
         patience=patience,
         newest=checkpoint.path if checkpoint else None,
         newest_step=local.step,
+        sharded=config.checkpoint.layout == "sharded",
     )

@@ -3,7 +3,10 @@
     RUN/checkpoints/step_00000020/
         model.safetensors      float32 master weights; with config.json and the tokenizer a Hugging Face directory
         optimizer.safetensors  AdamW moments by parameter name
+        adapter_model.safetensors   where adapters are trained; model.safetensors is merged then
         manifest.json          last: step, weight version, consumed groups, RNG, digests of every file and of itself
+
+In the layout `sharded` every rank writes files of its own in place of the first two, see `shards`.
 
 Everything is written into a temporary directory, synced, and renamed; the parent is synced after. A reader takes a
 directory only when the manifest's own digest and every file's size and digest are right, and falls back to the next
@@ -22,7 +25,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,8 @@ __all__ = [
 FORMAT = 1
 MANIFEST = "manifest.json"
 _LOG = logging.getLogger(__name__)
+ShardWriter = Callable[[Path], Mapping[str, FileSeal]]
+"""Writes files into a directory and gives their seals; raises OSError."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -65,6 +70,8 @@ class Manifest:
     """SHA-256 of the resolved configuration."""
     versions: Mapping[str, str]
     """Library versions, for people."""
+    base_digest: str = ""
+    """SHA-256 of the frozen model where adapters are trained."""
     files: Mapping[str, FileSeal] = dataclasses.field(default_factory=dict)
     """Every other file of the directory."""
 
@@ -94,7 +101,11 @@ class CheckpointStore:
         """Checkpoints in a row that failed."""
 
     def try_save(
-        self, manifest: Manifest, tensors: Mapping[str, Mapping[str, Tensor]], files: Sequence[Path]
+        self,
+        manifest: Manifest,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        files: Sequence[Path],
+        shards: ShardWriter | None = None,
     ) -> Path | None:
         """Writes a checkpoint; None when it failed and training may go on without it.
 
@@ -102,13 +113,14 @@ class CheckpointStore:
             manifest: Its `files` are filled in here.
             tensors: Safetensors files to write, by file name.
             files: Files to copy.
+            shards: Writes more files into the directory it is given; None writes none.
 
         Raises:
             DiskFullError: No space is left for the last of `max_failures` checkpoints in a row.
             StorageError: The same for another reason.
         """
         try:
-            path = self.save(manifest, tensors, files)
+            path = self.save(manifest, tensors, files, shards)
         except StorageError as error:
             self.failures += 1
             if self.failures >= self._max_failures:
@@ -125,12 +137,16 @@ class CheckpointStore:
         return path
 
     def save(
-        self, manifest: Manifest, tensors: Mapping[str, Mapping[str, Tensor]], files: Sequence[Path]
+        self,
+        manifest: Manifest,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        files: Sequence[Path],
+        shards: ShardWriter | None = None,
     ) -> Path:
         """Writes a checkpoint, reads it back and removes old ones; raises DiskFullError or StorageError."""
         target = self._directory / step_name(manifest.step)
         try:
-            self._write(target, manifest, tensors, files)
+            self._write(target, manifest, tensors, files, shards)
         except OSError as error:
             self._remove_leftovers()
             kind = DiskFullError if error.errno in _FULL else StorageError
@@ -145,11 +161,12 @@ class CheckpointStore:
         manifest: Manifest,
         tensors: Mapping[str, Mapping[str, Tensor]],
         files: Sequence[Path],
+        shards: ShardWriter | None,
     ) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
         temporary = Path(tempfile.mkdtemp(dir=self._directory, prefix=f"{target.name}.tmp-"))
-        _write_directory(temporary, manifest, tensors, files)
+        _write_directory(temporary, manifest, tensors, files, shards)
         if target.exists():
             _set_aside(target)
         temporary.rename(target)
@@ -232,9 +249,15 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _write_directory(
-    directory: Path, manifest: Manifest, tensors: Mapping[str, Mapping[str, Tensor]], files: Sequence[Path]
+    directory: Path,
+    manifest: Manifest,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    files: Sequence[Path],
+    shards: ShardWriter | None,
 ) -> None:
     seals = {name: write_tensors(directory / name, content) for name, content in tensors.items()}
+    if shards is not None:
+        seals |= shards(directory)
     seals |= {file.name: write_bytes(directory / file.name, file.read_bytes()) for file in files}
     fields = _fields_of(dataclasses.replace(manifest, files=seals))
     fields["sha256"] = _digest_of(fields)

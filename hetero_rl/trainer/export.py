@@ -16,13 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetero_rl.config.tree import LoraConfig
 from hetero_rl.errors import ConfigError, StorageError
+from hetero_rl.trainer.adapters import ADAPTER_FILE, adapter_config
 from hetero_rl.trainer.checkpoint import list_checkpoints, verify_checkpoint
+from hetero_rl.trainer.shards import StoredTensors
 from hetero_rl.trainer.state import MODEL_FILE
 from hetero_rl.trainer.tensor_files import write_tensors
 from hetero_rl.weights.model_files import collect_model_files
 
-__all__ = ["choose_checkpoint", "export_model"]
+__all__ = ["choose_checkpoint", "export_adapters", "export_model"]
 
 
 def choose_checkpoint(checkpoints: Path, step: int | None) -> Path:
@@ -57,15 +60,10 @@ def export_model(checkpoint: Path, target: Path, dtype: str) -> int:
         ConfigError: The target is there already.
         StorageError: What was written does not load back as what was meant.
     """
-    from safetensors.torch import load_file
-
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is there already; name a directory that is not")
+    _check_free(target)
     kind: torch.dtype = getattr(torch, dtype)
-    tensors = {
-        name: tensor.to(kind) if tensor.is_floating_point() else tensor
-        for name, tensor in load_file(checkpoint / MODEL_FILE).items()
-    }
+    with StoredTensors(checkpoint, "model") as stored:
+        tensors = {name: _cast(stored.whole(name), kind) for name in sorted(stored.names)}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
         staging = Path(temporary) / "model"
@@ -77,6 +75,48 @@ def export_model(checkpoint: Path, target: Path, dtype: str) -> int:
         _check(staging, tensors, kind)
         staging.replace(target)
     return size
+
+
+def export_adapters(checkpoint: Path, target: Path, config: LoraConfig, base: str) -> int:
+    """Writes the adapters of a checkpoint as a directory that peft loads onto the model they were trained with.
+
+    Args:
+        checkpoint: A verified checkpoint.
+        target: A directory that does not exist or is empty.
+        config: Rank and alpha of the run.
+        base: The model that the adapters belong to, for whoever reads the directory.
+
+    Returns:
+        Bytes of the adapters.
+
+    Raises:
+        ConfigError: The target is there already, or the checkpoint holds no adapters.
+    """
+    _check_free(target)
+    if not (checkpoint / ADAPTER_FILE).is_file():
+        raise ConfigError(
+            f"{checkpoint} holds no adapters: all weights were trained; export it without --adapters"
+        )
+    with StoredTensors(checkpoint, ADAPTER_FILE.removesuffix(".safetensors")) as stored:
+        tensors = {name: stored.whole(name) for name in sorted(stored.names)}
+    modules = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+        staging = Path(temporary) / "adapters"
+        staging.mkdir()
+        (staging / "adapter_config.json").write_text(adapter_config(config, modules, base), encoding="utf-8")
+        size = write_tensors(staging / ADAPTER_FILE, tensors).size
+        staging.replace(target)
+    return size
+
+
+def _check_free(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there already; name a directory that is not")
+
+
+def _cast(tensor: Tensor, kind: torch.dtype) -> Tensor:
+    return tensor.to(kind) if tensor.is_floating_point() else tensor
 
 
 def _set_data_type(config_file: Path, dtype: str) -> None:

@@ -6,6 +6,7 @@ follower waits for the next command; rank 0 decides what becomes of the run.
 
 import contextlib
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from hetero_rl.estimators import RecordedBatch
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.ranks import Ranks
 from hetero_rl.trainer.sharding import policy_tensors, whole
+from hetero_rl.trainer.shards import write_own_shards
 from hetero_rl.trainer.state import gather_state
 from hetero_rl.trainer.step import Learner, StepResult
 
@@ -52,6 +54,9 @@ def follow(learner: Learner, ranks: Ranks) -> None:
                 whole(named.tensor.detach())
         elif name == "state":
             gather_state(learner.policy, learner.optimizer)
+        elif name == "shards":
+            with contextlib.suppress(OSError):  # rank 0 is told of it and decides
+                write_own_shards(learner.policy, learner.optimizer, Path(facts["directory"]))
         else:
             raise ProtocolError(
                 f"rank 0 commands {name!r}, which this version does not know; install one version everywhere"

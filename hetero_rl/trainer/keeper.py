@@ -1,11 +1,13 @@
 """Decides what a checkpoint holds and tells the hub when one is durable."""
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hetero_rl.trainer.checkpoint import CheckpointStore, Manifest
 from hetero_rl.trainer.patience import Patience
+from hetero_rl.trainer.shards import write_shards
 from hetero_rl.trainer.state import capture_tensors
 from hetero_rl.trainer.step import Learner
 from hetero_rl.wire.ports import TrainingPort
@@ -27,6 +29,7 @@ class CheckpointKeeper:
         patience: Repeats calls.
         newest: The checkpoint that the run continues from.
         newest_step: Its step; 0 without one.
+        sharded: Whether every rank writes its own rows.
     """
 
     def __init__(
@@ -40,11 +43,13 @@ class CheckpointKeeper:
         patience: Patience,
         newest: Path | None,
         newest_step: int,
+        sharded: bool = False,
     ) -> None:
         self._store = store
         self._learner = learner
         self._describe = describe
         self._model_files = model_files
+        self._sharded = sharded
         self._port = port
         self._patience = patience
         self.newest = newest
@@ -67,9 +72,11 @@ class CheckpointKeeper:
             DiskFullError: The disk is full, and it was required or too many in a row failed.
             StorageError: The same for another reason.
         """
-        tensors = capture_tensors(self._learner.policy, self._learner.optimizer)
+        policy, optimizer = self._learner.policy, self._learner.optimizer
+        tensors = {} if self._sharded else capture_tensors(policy, optimizer)
+        shards = functools.partial(write_shards, policy, optimizer) if self._sharded else None
         save = self._store.save if required else self._store.try_save
-        path = save(self._describe(step), tensors, self._model_files)
+        path = save(self._describe(step), tensors, self._model_files, shards)
         if path is None:
             return
         self.newest, self.newest_step = path, step

@@ -10,10 +10,12 @@ from hetero_rl.config.tree import Config
 from hetero_rl.errors import ConfigError
 from hetero_rl.estimators import make_estimator
 from hetero_rl.tasks import Task, open_task
+from hetero_rl.trainer.adapters import without_adapters
 from hetero_rl.trainer.checkpoint import Checkpoint, latest_checkpoint
 from hetero_rl.trainer.followers import LeadingLearner
 from hetero_rl.trainer.model import ModelSource, open_model, open_policy
 from hetero_rl.trainer.objective import LossTerms
+from hetero_rl.trainer.policy import Policy
 from hetero_rl.trainer.prompts import PromptMaker
 from hetero_rl.trainer.ranks import Ranks
 from hetero_rl.trainer.state import config_digest, restore_random_states, restore_tensors
@@ -54,6 +56,10 @@ def check_settings(config: Config) -> None:
             f"sampling.top_p is {config.sampling.top_p} and top_k is {config.sampling.top_k}: the trainer does not"
             " reproduce a truncated distribution, so the importance ratio would be wrong; set them to 1 and 0"
         )
+    if config.trainer.lora.rank and config.checkpoint.layout == "sharded":
+        raise ConfigError(
+            "checkpoint.layout is 'sharded', which holds no adapters; with trainer.lora set it to 'whole'"
+        )
     make_estimator(config.estimator.name, config.estimator.options).check_run(
         group_size=config.trainer.group_size,
         old_log_probs=config.estimator.recompute_old_log_probs == "always",
@@ -83,8 +89,7 @@ def open_local_state(
     model = open_model(config, model_dir, ranks)
     reference = None
     if config.trainer.reference_kl:
-        reference = open_policy(config, model.directory, ranks)
-        reference.model.requires_grad_(requires_grad=False)
+        reference = _reference(config, model, ranks)
     learner = (LeadingLearner if ranks is None or ranks.rank == 0 else Learner)(
         model.policy,
         make_estimator(config.estimator.name, config.estimator.options),
@@ -105,6 +110,15 @@ def open_local_state(
     )
 
 
+def _reference(config: Config, model: ModelSource, ranks: Ranks | None) -> Policy:
+    """The policy that the run began with; where adapters are trained it is there already, but for sharded ones."""
+    if model.policy.adapters is not None and ranks is None:
+        return without_adapters(model.policy)
+    reference = open_policy(config, model.directory, ranks, adapted=False)
+    reference.model.requires_grad_(requires_grad=False)
+    return reference
+
+
 def _restore(config: Config, learner: Learner, *, resume: bool) -> Checkpoint | None:
     checkpoint = latest_checkpoint(config.run.dir / "checkpoints", set_damaged_aside=resume)
     if checkpoint is None:
@@ -116,6 +130,12 @@ def _restore(config: Config, learner: Learner, *, resume: bool) -> Checkpoint | 
         )
     if checkpoint.manifest.config_digest != config_digest(config):
         _LOG.warning("settings differ from those of the checkpoint in %s", checkpoint.path)
+    adapters, base = learner.policy.adapters, checkpoint.manifest.base_digest
+    if adapters is not None and base and base != adapters.base_digest:
+        raise ConfigError(
+            f"the adapters of {checkpoint.path} are of another model than that of model.path"
+            f" {config.model.path!r}: its weights have digest {adapters.base_digest[:12]}, not {base[:12]}"
+        )
     restore_tensors(checkpoint.path, learner.policy, learner.optimizer)
     restore_random_states(checkpoint.manifest.random_states)
     return checkpoint

@@ -8,10 +8,12 @@ from typing import Any
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import ConfigError
 from hetero_rl.tasks import PromptEncoder
+from hetero_rl.trainer.adapters import add_adapters
+from hetero_rl.trainer.output_head import decoder_layers
 from hetero_rl.trainer.policy import Policy, choose_device, load_policy
 from hetero_rl.trainer.precision import Precision
 from hetero_rl.trainer.ranks import Ranks
-from hetero_rl.trainer.sharding import checkpoint_activations, decoder_layers, shard_policy
+from hetero_rl.trainer.sharding import checkpoint_activations, shard_policy
 
 __all__ = ["ModelSource", "open_model", "open_policy", "stop_tokens"]
 
@@ -57,8 +59,17 @@ def open_model(config: Config, directory: Path | None = None, ranks: Ranks | Non
     )
 
 
-def open_policy(config: Config, directory: Path, ranks: Ranks | None = None) -> Policy:
-    """Loads the policy of a run from a model directory, sharded where there are several ranks."""
+def open_policy(
+    config: Config, directory: Path, ranks: Ranks | None = None, *, adapted: bool = True
+) -> Policy:
+    """Loads the policy of a run from a model directory, sharded where there are several ranks.
+
+    Args:
+        config: The resolved settings.
+        directory: The model directory.
+        ranks: The trainer's processes; None when there is one.
+        adapted: Whether it gets the adapters of `trainer.lora`, if there are any.
+    """
     precision = Precision.of(config.trainer)
     precision.apply()
     policy = load_policy(
@@ -68,6 +79,8 @@ def open_policy(config: Config, directory: Path, ranks: Ranks | None = None) -> 
         head_dtype=precision.head,
         attention=config.model.attention,
     )
+    if config.trainer.lora.rank and adapted:
+        policy = add_adapters(policy, config.trainer.lora, seed=config.run.seed)
     if config.trainer.activation_checkpointing:
         checkpoint_activations(policy.model)
     if config.trainer.compile:

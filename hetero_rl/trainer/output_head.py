@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["OutputHead", "find_output_head", "logits_bytes", "trunk_of"]
+__all__ = ["OutputHead", "decoder_layers", "find_output_head", "logits_bytes", "trunk_of"]
 
 TOLERANCE = 1e-4
 """Largest difference of a logit in float32, relative to the largest logit, that counts as equal."""
@@ -38,6 +38,12 @@ class OutputHead:
 def trunk_of(model: Any) -> Any:
     """The model without its output head: gives `last_hidden_state`."""
     return model.base_model
+
+
+def decoder_layers(model: Any) -> list[torch.nn.Module]:
+    """The decoder layers of a model: the longest list of modules in its trunk."""
+    lists = [list(part) for part in trunk_of(model).modules() if isinstance(part, torch.nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 def find_output_head(model: Any, device: torch.device) -> OutputHead | None:

@@ -17,6 +17,7 @@ from hetero_rl.trainer.output_head import OutputHead, find_output_head
 from hetero_rl.trainer.packing import enable_packing
 
 if TYPE_CHECKING:
+    from hetero_rl.trainer.adapters import Adapters
     from hetero_rl.trainer.sharding import Sharded
 
 __all__ = ["DATA_TYPES", "Policy", "choose_device", "load_policy"]
@@ -49,6 +50,8 @@ class Policy:
     """Tensors that the forward pass computes with in place of the parameters of these names."""
     sharded: "Sharded | None" = None
     """Where the parameters are in parts on several ranks."""
+    adapters: "Adapters | None" = None
+    """Where low-rank adapters are trained and the model's own parameters are frozen."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -105,6 +108,8 @@ class Policy:
                     f"rank {self.sharded.ranks.rank} has no twin; only rank 0 computes under snapshots"
                 )
             return self.sharded.twin
+        if self.adapters is not None:
+            return self.adapters.twin
         shared: dict[int, Tensor] = {id(buffer): buffer for buffer in self.model.buffers()}
         for parameter in self.model.parameters():
             other = (

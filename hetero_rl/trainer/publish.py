@@ -119,9 +119,8 @@ class Publisher:
 
         Waits until the version before is stored. The first version, and every one without the codec, is a snapshot.
         """
-        if (
-            self._policy.sharded is not None
-        ):  # its parts are compared nowhere; it is gathered tensor by tensor
+        # Parts and unmerged matrices are compared nowhere: they are gathered and merged tensor by tensor.
+        if self._policy.sharded is not None or self._policy.adapters is not None:
             return self.publish(self.snapshot(step))
         self.wait()
         state = self._policy.model.state_dict()

@@ -4,7 +4,8 @@
     the training loop, the hub, disk             follow()
     command(step, batch)  ─── broadcast ───────► learner.step        ┐ the same collectives
     command(snapshot)     ─── broadcast ───────► gather, drop        │ in the same order
-    command(state)        ─── broadcast ───────► gather, drop        ┘ on every rank
+    command(state)        ─── broadcast ───────► gather, drop        │ on every rank
+    command(shards)       ─── broadcast ───────► write own rows      ┘
     command(stop)         ─── broadcast ───────► leave
 
 Only rank 0's main thread commands, so the order of collectives is one. A rank that fails ends its process; torchrun then

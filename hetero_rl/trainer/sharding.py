@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from hetero_rl.trainer.forward import PolicyForward
-from hetero_rl.trainer.output_head import trunk_of
+from hetero_rl.trainer.output_head import decoder_layers
 from hetero_rl.trainer.policy import Policy
 from hetero_rl.trainer.ranks import Ranks
 from hetero_rl.weights.tensors import NamedTensor, distinct_tensors
 
 __all__ = [
     "checkpoint_activations",
-    "copy_whole",
-    "decoder_layers",
     "policy_tensors",
     "shard_policy",
     "whole",
@@ -71,12 +69,6 @@ class Sharded:
     """Rank 0: a model of the same structure, unsharded and without numbers of its own."""
 
 
-def decoder_layers(model: Any) -> list[torch.nn.Module]:
-    """The decoder layers of a model: the longest list of modules in its trunk."""
-    lists = [list(part) for part in trunk_of(model).modules() if isinstance(part, torch.nn.ModuleList)]
-    return max(lists, key=len, default=[])
-
-
 def checkpoint_activations(model: Any) -> None:
     """Makes every decoder layer keep its inputs only, and compute again in backward."""
     import functools
@@ -88,8 +80,14 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def policy_tensors(policy: Policy) -> Iterator[NamedTensor]:
-    """The distinct tensors of a policy under their checkpoint names, sharded ones as they are."""
+    """The distinct tensors of a policy under their checkpoint names, sharded ones as they are, adapters merged.
+
+    Where there are adapters, every rank of a sharded policy must go through all of them: merging takes all parts.
+    """
     state = policy.model.state_dict()
+    if policy.adapters is not None:
+        yield from policy.adapters.merged(state)
+        return
     if policy.sharded is None:
         yield from distinct_tensors(state)
         return
@@ -102,15 +100,3 @@ def whole(tensor: Tensor) -> Tensor:
     gather = getattr(tensor, "full_tensor", None)
     result: Tensor = tensor if gather is None else gather()
     return result
-
-
-def copy_whole(target: Tensor, source: Tensor) -> None:
-    """Fills a tensor, sharded or not, from one with all its numbers, which every rank has."""
-    if hasattr(target, "full_tensor"):
-        from torch.distributed.tensor import distribute_tensor
-
-        mesh, placements = target.device_mesh, target.placements  # type: ignore[attr-defined]  # a DTensor
-        source = distribute_tensor(
-            source.to(target.device, target.dtype), mesh, placements, src_data_rank=None
-        )
-    target.copy_(source)

@@ -13,9 +13,11 @@ from torch import Tensor
 
 import hetero_rl
 from hetero_rl.config.tree import Config
-from hetero_rl.errors import DamagedError, ProtocolError
+from hetero_rl.errors import ConfigError, DamagedError, ProtocolError
+from hetero_rl.trainer.adapters import ADAPTER_FILE
 from hetero_rl.trainer.policy import Policy
-from hetero_rl.trainer.sharding import copy_whole, policy_tensors, whole
+from hetero_rl.trainer.sharding import policy_tensors, whole
+from hetero_rl.trainer.shards import StoredTensors, fill
 
 __all__ = [
     "ConsumedGroups",
@@ -87,7 +89,7 @@ def _ranges(ordinals: list[int]) -> Iterable[tuple[int, int]]:
 
 
 def capture_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Model and optimizer as safetensors content, by file name; what is whole already is not copied."""
+    """Model, adapters and optimizer as safetensors content, by file name; what is whole already is not copied."""
     if policy.sharded is not None:
         policy.sharded.ranks.command("state")
     return gather_state(policy, optimizer)
@@ -108,46 +110,66 @@ def gather_state(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, 
         for name, parameter in policy.named_parameters().items()
         for kind, value in optimizer.state.get(parameter, {}).items()
     }
-    return {MODEL_FILE: model, OPTIMIZER_FILE: moments}
+    files = {MODEL_FILE: model, OPTIMIZER_FILE: moments}
+    if policy.adapters is not None:
+        own = policy.adapters.tensors(policy.model.state_dict())
+        files[ADAPTER_FILE] = {name: kept(tensor) for name, tensor in own.items()}
+    return files
 
 
 def restore_tensors(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Loads what `capture_tensors` gave into the policy and its optimizer; raises DamagedError when names differ."""
-    from safetensors.torch import load_file
+    """Loads a checkpoint's tensors, of either layout and any number of ranks, into the policy and its optimizer.
 
-    model = load_file(directory / MODEL_FILE)
-    own = {named.name: named.tensor for named in policy_tensors(policy)}
-    if model.keys() != own.keys():
-        difference = sorted(model.keys() ^ own.keys())
-        raise DamagedError(f"{directory / MODEL_FILE} is of another model: {difference[:3]} differ")
-    with torch.no_grad():
+    Raises:
+        ConfigError: The checkpoint has adapters and the policy has none, or the reverse.
+        DamagedError: Names or shapes differ.
+    """
+    adapted = (directory / ADAPTER_FILE).is_file()
+    if adapted != (policy.adapters is not None):
+        has = "holds adapters" if adapted else "holds no adapters"
+        raise ConfigError(
+            f"checkpoint {directory} {has}: continue with the trainer.lora.rank that it was made with"
+        )
+    if policy.adapters is None:
+        own, kind = {named.name: named.tensor for named in policy_tensors(policy)}, "model"
+    else:
+        own, kind = (
+            policy.adapters.tensors(policy.model.state_dict()),
+            ADAPTER_FILE.removesuffix(".safetensors"),
+        )
+    with StoredTensors(directory, kind) as stored, torch.no_grad():
+        _check_same(directory / f"{kind}.safetensors", stored, own)
         for name, tensor in own.items():
-            if tensor.shape != model[name].shape:
-                raise DamagedError(
-                    f"{directory / MODEL_FILE} is of another model: {name} is {tuple(model[name].shape)}, not"
-                    f" {tuple(tensor.shape)}"
-                )
-            copy_whole(tensor, model[name])
-    moments = load_file(directory / OPTIMIZER_FILE)
-    for name, parameter in policy.named_parameters().items():
-        state = {
-            kind: moments[f"{name}.{kind}"]
-            for kind in ("step", "exp_avg", "exp_avg_sq")
-            if f"{name}.{kind}" in moments
-        }
-        if state:
-            optimizer.state[parameter] = {
-                kind: value if kind == "step" else _like(parameter, value) for kind, value in state.items()
-            }
+            fill(tensor, stored, name)
+    with StoredTensors(directory, "optimizer") as stored:
+        for name, parameter in policy.named_parameters().items():
+            if state := _moments(stored, name, parameter):
+                optimizer.state[parameter] = state
 
 
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A moment as the optimizer holds it: where and in the parts that its parameter is."""
-    if not hasattr(parameter, "full_tensor"):
-        return value.to(parameter.device)
-    moment = torch.zeros_like(parameter)
-    copy_whole(moment, value)
-    return moment
+def _check_same(file: Path, stored: StoredTensors, own: Mapping[str, Tensor]) -> None:
+    if stored.names != own.keys():
+        difference = sorted(stored.names ^ own.keys())
+        raise DamagedError(f"{file} is of another model: {difference[:3]} differ")
+    for name, tensor in own.items():
+        if tensor.shape != stored.shape(name):
+            raise DamagedError(
+                f"{file} is of another model: {name} is {stored.shape(name)}, not {tuple(tensor.shape)}"
+            )
+
+
+def _moments(stored: StoredTensors, name: str, parameter: Tensor) -> dict[str, Tensor]:
+    """The optimizer's state of a parameter, as the optimizer holds it: where and in the parts that its parameter is."""
+    found: dict[str, Tensor] = {}
+    for kind in ("step", "exp_avg", "exp_avg_sq"):
+        if f"{name}.{kind}" not in stored.names:
+            continue
+        if kind == "step":
+            found[kind] = stored.whole(f"{name}.{kind}")
+            continue
+        found[kind] = torch.zeros_like(parameter, requires_grad=False)
+        fill(found[kind], stored, f"{name}.{kind}")
+    return found
 
 
 def capture_random_states() -> dict[str, Any]:

@@ -28,6 +28,7 @@ from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.forward import Objective
 from hetero_rl.trainer.layout import batch_rows
 from hetero_rl.trainer.log_probs import row_log_probs
+from hetero_rl.trainer.memory_limit import naming_the_knobs
 from hetero_rl.trainer.micro_batches import Rows, computed_tokens, flat, plan_micro_batches, plan_rows
 from hetero_rl.trainer.objective import LossTerms, Part, Weigher, batch_coefficients, in_batch_order
 from hetero_rl.trainer.policy import Policy
@@ -215,16 +216,18 @@ class Learner:
         """Makes one optimizer step with a batch of at least one sequence.
 
         Raises:
+            MemoryLimitError: Forward or backward does not fit into memory; nothing was applied.
             NonFiniteError: A log-probability, the loss or the gradient is not finite; nothing was applied.
         """
         started = time.monotonic()
         plan = self.plan(batch)
         own = plan if self._ranks is None else self._ranks.share(plan)
         idle = 0 if self._ranks is None else math.ceil(len(plan) / self._ranks.world) - len(own)
-        prepared = self._estimator.prepare(recorded, self._current_log_probs(batch, own, idle, plan))
-        columns, gradient_norm = self._gradients(batch, prepared, own, idle, plan)
-        while self._loss_scale.lowered_after(gradient_norm, batch.step):
+        with naming_the_knobs(batch.step, self._budget):
+            prepared = self._estimator.prepare(recorded, self._current_log_probs(batch, own, idle, plan))
             columns, gradient_norm = self._gradients(batch, prepared, own, idle, plan)
+            while self._loss_scale.lowered_after(gradient_norm, batch.step):
+                columns, gradient_norm = self._gradients(batch, prepared, own, idle, plan)
         if not math.isfinite(gradient_norm):
             raise NonFiniteError(f"step {batch.step}: the gradient norm is {gradient_norm}")
         scale = self._estimator.learning_rate_scale(columns.coefficients.log_importance_ratio)

@@ -7,16 +7,19 @@ from pathlib import Path
 import torch
 
 from hetero_rl.bench.trainer import Shapes, make_batch
-from hetero_rl.config.tree import OptimizerConfig
+from hetero_rl.config.tree import LoraConfig, OptimizerConfig
 from hetero_rl.errors import NonFiniteError
 from hetero_rl.estimators import make_estimator
+from hetero_rl.trainer.adapters import add_adapters
 from hetero_rl.trainer.followers import LeadingLearner, follow
 from hetero_rl.trainer.policy import load_policy
 from hetero_rl.trainer.ranks import joined_ranks
 from hetero_rl.trainer.sharding import shard_policy
+from hetero_rl.trainer.shards import write_shards
 from hetero_rl.trainer.snapshots import SnapshotScorer, take_snapshot
 from hetero_rl.trainer.state import capture_tensors, restore_tensors
 from hetero_rl.trainer.step import Learner, record
+from hetero_rl.trainer.tensor_files import seal_of, write_tensors
 
 SHAPES = Shapes(16, 32, 2, 2, 1, 64, 6, (2, 5, 3, 4))
 
@@ -32,7 +35,7 @@ def batch_of(step):
     )
 
 
-def run(directory, name, policy, ranks, restore):
+def run(directory, name, policy, ranks, restore, layout):
     options = {"tokens_per_micro_batch": 16}
     # A large epsilon: Adam would divide rounding errors by themselves.
     config = OptimizerConfig(learning_rate=0.05, epsilon=1e-2)
@@ -55,25 +58,29 @@ def run(directory, name, policy, ranks, restore):
         refused = False
     except NonFiniteError:
         refused = True
-    from hetero_rl.trainer.tensor_files import write_tensors
-
-    for file, tensors in capture_tensors(policy, learner.optimizer).items():
-        write_tensors(directory / file, tensors)
+    if layout == "sharded":
+        seals = write_shards(policy, learner.optimizer, directory)
+        assert all(seal_of(directory / file) == seal for file, seal in seals.items())
+    else:
+        for file, tensors in capture_tensors(policy, learner.optimizer).items():
+            write_tensors(directory / file, tensors)
     snapshot = take_snapshot(policy, 3, torch.float32)
     scores = SnapshotScorer(policy).score(snapshot, [[5, 6, 7, 8]])
     learner.stop()
     return {"steps": results, "refused": refused, "scores": scores, "tensors": sorted(snapshot.tensors)}
 
 
-def main(model, out, name, restore=""):
+def main(model, out, name, restore="", layout="whole", rank="0"):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     directory = Path(out)
     policy = load_policy(Path(model), device=torch.device("cpu"), compute_dtype=torch.float32)
+    if int(rank):
+        policy = add_adapters(policy, LoraConfig(rank=int(rank)), seed=0)
     with joined_ranks(torch.device("cpu")) as ranks:
         if ranks is not None:
             policy = shard_policy(policy, ranks)
-        found = run(directory, name, policy, ranks, restore)
+        found = run(directory, name, policy, ranks, restore, layout)
     if found is not None:
         (directory / "found.json").write_text(json.dumps(found))
 

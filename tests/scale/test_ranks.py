@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+
+from hetero_rl.trainer.shards import StoredTensors
 
 SCRIPT = Path(__file__).with_name("ranks_step.py")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -29,11 +30,11 @@ def model(script, tmp_path_factory):
     return directory
 
 
-def on_ranks(count, model, out, name, restore=""):
+def on_ranks(count, model, out, name, *options):
     out.mkdir()
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     subprocess.run(
-        [sys.executable, *launcher, str(SCRIPT), str(model), str(out), name, str(restore)],
+        [sys.executable, *launcher, str(SCRIPT), str(model), str(out), name, *map(str, options)],
         check=True,
         timeout=800,
         env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
@@ -41,23 +42,28 @@ def on_ranks(count, model, out, name, restore=""):
     return json.loads((out / "found.json").read_text())
 
 
-def alone(script, model, out, name, restore=""):
+def alone(script, model, out, name, *options):
     out.mkdir()
     threads = torch.get_num_threads()
-    script["main"](model, out, name, restore)
+    script["main"](model, out, name, *options)
     torch.set_num_threads(threads)
     return json.loads((out / "found.json").read_text())
 
 
-def assert_same(found, expected, first, second):
+def stored(directory, kind):
+    with StoredTensors(directory, kind) as files:
+        return {name: files.whole(name) for name in files.names}
+
+
+def assert_same(found, expected, first, second, kinds=("model", "optimizer")):
     assert found["refused"]
     assert expected["refused"]
     for one, other in zip(found["steps"], expected["steps"], strict=True):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
     assert found["tensors"] == expected["tensors"]
     assert found["scores"] == pytest.approx(expected["scores"], abs=1e-4)
-    for file in ("model.safetensors", "optimizer.safetensors"):
-        own, theirs = load_file(first / file), load_file(second / file)
+    for kind in kinds:
+        own, theirs = stored(first, kind), stored(second, kind)
         assert own.keys() == theirs.keys()
         for name, tensor in own.items():
             torch.testing.assert_close(tensor, theirs[name], atol=2e-5, rtol=1e-3)
@@ -69,6 +75,38 @@ def test_two_ranks_do_what_one_does(script, model, tmp_path):
     found = on_ranks(2, model, tmp_path / "2", "vespo")
 
     assert_same(found, expected, tmp_path / "2", tmp_path / "1")
+
+
+def test_sharded_checkpoints_go_from_two_ranks_to_one_and_from_one_to_two(script, model, tmp_path):
+    on_ranks(2, model, tmp_path / "by 2", "vespo", "", "sharded")
+    alone(script, model, tmp_path / "by 1", "vespo", "", "sharded")
+
+    on_one = alone(script, model, tmp_path / "2 to 1", "vespo", tmp_path / "by 2")
+    on_two = on_ranks(2, model, tmp_path / "1 to 2", "vespo", tmp_path / "by 1")
+
+    assert len(list((tmp_path / "by 2").glob("model.rank-*-of-00002.safetensors"))) == 2
+    assert_same(on_two, on_one, tmp_path / "1 to 2", tmp_path / "2 to 1")
+
+
+@pytest.mark.scale
+def test_sharded_checkpoints_go_from_four_ranks_to_two(script, model, tmp_path):
+    on_ranks(4, model, tmp_path / "by 4", "vespo", "", "sharded")
+    expected = alone(script, model, tmp_path / "on 1", "vespo", tmp_path / "by 4")
+
+    found = on_ranks(2, model, tmp_path / "on 2", "vespo", tmp_path / "by 4", "sharded")
+
+    assert_same(found, expected, tmp_path / "on 2", tmp_path / "on 1")
+
+
+@pytest.mark.scale
+def test_adapters_on_two_ranks_are_those_of_one(script, model, tmp_path):
+    pytest.importorskip("peft", reason="the extra `lora` is not installed")
+    expected = alone(script, model, tmp_path / "1", "vespo", "", "whole", "2")
+
+    found = on_ranks(2, model, tmp_path / "2", "vespo", "", "whole", "2")
+
+    kinds = ("model", "optimizer", "adapter_model")
+    assert_same(found, expected, tmp_path / "2", tmp_path / "1", kinds)
 
 
 @pytest.mark.scale

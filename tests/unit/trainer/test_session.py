@@ -138,6 +138,35 @@ def test_a_resumed_run_has_bit_equal_losses_and_trains_nothing_twice(make_config
     assert manifest.consumed == {step: ((4 * step - 4, 4 * step - 1),) for step in range(1, 7)}
 
 
+def test_a_run_with_sharded_checkpoints_is_resumed_bit_for_bit_and_exported(make_config, make_hub, tmp_path):
+    from hetero_rl.trainer.export import export_model
+
+    sections = {"checkpoint": {"every": 2, "layout": "sharded"}, "evaluation": {"every": 0}}
+    _, straight = run(make_config(run={"steps": 4, "dir": tmp_path / "straight"}, **sections), make_hub())
+    hub = make_hub()
+    hub.faults["commit_step 3"] = RuntimeError("the power failed")
+    config = make_config(run={"steps": 4, "dir": tmp_path / "resumed"}, **sections)
+    with pytest.raises(RuntimeError, match="the power failed"):
+        run(config, hub)
+
+    summary, resumed = run(config, hub, resume=True)
+
+    assert [resumed[step]["loss"] for step in (3, 4)] == [straight[step]["loss"] for step in (3, 4)]
+    assert sorted(path.name for path in summary.checkpoint.glob("*.rank-*")) == [
+        "model.rank-00000-of-00001.safetensors",
+        "optimizer.rank-00000-of-00001.safetensors",
+    ]
+    assert not (summary.checkpoint / "model.safetensors").exists()
+    assert export_model(summary.checkpoint, tmp_path / "exported", "float32") > 0
+
+
+def test_adapters_and_sharded_checkpoints_are_refused_together(make_config):
+    config = make_config(trainer={"lora": {"rank": 2}}, checkpoint={"layout": "sharded"})
+
+    with pytest.raises(ConfigError, match=r"checkpoint\.layout is 'sharded', which holds no adapters"):
+        local.check_settings(config)
+
+
 def test_weights_that_the_hub_has_already_are_not_published_again(make_config, make_hub):
     hub, stop = make_hub(), threading.Event()
     run(make_config(), hub, stop=stop, sink=StoppingSink(2, stop))
