@@ -36,6 +36,7 @@ class Model(torch.nn.Module):
 class Policy:
     model: Model
     sharded: None = None
+    adapters: None = None
 
     def twin(self):
         return self
