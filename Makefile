@@ -5,10 +5,11 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 PROTO_VENV = $(VENV)-proto
 PARITY_VENV = $(VENV)-parity
 VLLM_VENV = $(VENV)-vllm
+RAY_VENV = $(VENV)-ray
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help install train test test-parity test-vllm smollm2 calibration calibration-vllm chaos fuzz test-resume lint format proto proto-baseline clean
+.PHONY: help install train test test-parity test-vllm test-ray smollm2 calibration calibration-vllm chaos fuzz test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -75,6 +76,19 @@ test-vllm: $(VENV)/.installed-test $(VLLM_VENV)/.installed  ## Runs the engine c
 	$(VLLM_VENV)/bin/python -m pytest -c tests/vllm/pytest.ini --rootdir . tests/contract/test_engine.py
 	HETERO_RL_VLLM_PYTHON=$(VLLM_VENV)/bin/python $(VENV)/bin/python -m pytest -c tests/vllm/pytest.ini --rootdir . tests/vllm
 
+# Ray is some 250 MB that few need, so it lies in an environment on top of the tests' one. A namespace of its own keeps its
+# ports on loopback, where the kernel allows one.
+$(RAY_VENV)/.installed: constraints.txt $(VENV)/.installed-test
+	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt ray
+	echo "import site; site.addsitedir('$$(cd $(VENV) && pwd -P)/lib/$$(cd $(RAY_VENV)/lib && echo python3*)/site-packages')" \
+	  > $$(echo $(RAY_VENV)/lib/python3*/site-packages)/tests_environment.pth
+	touch $@
+
+test-ray: $(RAY_VENV)/.installed  ## Places workers and trainer ranks on Ray clusters of this machine, and kills some.
+	if unshare -rn true 2>/dev/null; then alone="unshare -rn"; else alone=; fi; \
+	$$alone sh -c 'ip link set lo up 2>/dev/null; exec $(RAY_VENV)/bin/python -m pytest -c tests/ray/pytest.ini --rootdir . tests/ray'
+
 SMOLLM2 = configs/smollm2-135m.toml
 
 smollm2: $(VENV)/.installed $(VLLM_VENV)/.installed  ## Trains SmolLM2-135M with vLLM on the CPU (docs/smollm2.md).
@@ -120,4 +134,4 @@ proto-baseline: $(VENV)/.installed-test  ## Records the protocol as published: l
 	cd proto && ../$(VENV)/bin/buf build --exclude-source-info --output baseline.binpb
 
 clean:  ## Removes environments and caches, never runs.
-	rm -rf $(VENV) $(PROTO_VENV) $(PARITY_VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PROTO_VENV) $(PARITY_VENV) $(VLLM_VENV) $(RAY_VENV) .mypy_cache .ruff_cache .pytest_cache

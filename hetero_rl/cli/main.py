@@ -5,7 +5,7 @@ import platform
 import typer
 
 import hetero_rl
-from hetero_rl.cli import bench, calibrate, certs, cluster, config, estimators, weights, workers
+from hetero_rl.cli import bench, calibrate, certs, cluster, config, estimators, ray, weights, workers
 from hetero_rl.cli.audit import audit
 from hetero_rl.cli.backends import backends
 from hetero_rl.cli.doctor import doctor
@@ -19,6 +19,7 @@ from hetero_rl.cli.samples import samples
 from hetero_rl.cli.status import status
 from hetero_rl.cli.top import top
 from hetero_rl.cli.train import train
+from hetero_rl.cli.trainer_rank import trainer_rank
 from hetero_rl.cli.worker import worker
 
 __all__ = ["app", "run"]
@@ -65,9 +66,11 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(bench.app, name="bench")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(config.app, name="config")
+app.add_typer(ray.app, name="ray")
 app.add_typer(weights.app, name="weights")
 app.add_typer(workers.app, name="workers")
 app.command()(version)
+app.command("trainer-rank", hidden=True)(trainer_rank)
 
 
 def run() -> None:

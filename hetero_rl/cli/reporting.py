@@ -4,13 +4,12 @@ import typer
 from typer.core import TyperGroup
 
 from hetero_rl.errors import BackendNotFoundError, ConfigError, HeteroRLError, RefusedError, TaskError
+from hetero_rl.launch.interrupts import INTERRUPTED_EXIT_CODE
 from hetero_rl.launch.restart import PERMANENT_EXIT_CODE
 
 __all__ = ["INTERRUPTED_EXIT_CODE", "ReportingGroup", "exit_code"]
 
 FAILURE_EXIT_CODE = 1
-INTERRUPTED_EXIT_CODE = 130
-"""128 + SIGINT, as a shell reports it."""
 
 # The same settings would be refused again.
 _PERMANENT_REFUSALS = frozenset({"MODEL_MISMATCH", "SAMPLING_CONTRACT", "INCOMPATIBLE", "WRONG_RUN"})

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,10 @@ from hetero_rl.launch.hub_access import probe_hub
 from hetero_rl.launch.plan import planned_workers
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.worker.backend import Backend
+
+if TYPE_CHECKING:
+    from hetero_rl.observe.summary import RunResult
+    from hetero_rl.observe.view import View
 
 __all__ = ["train"]
 
@@ -106,7 +110,12 @@ def _backend_flags(names: list[str], workers: int | None) -> list[str]:
 def _check(config: Config, *, resume: bool, dry_run: bool) -> dict[str, Backend]:
     """Everything that can be known to be wrong before anything is started, cheapest first."""
     checks.check_run_directory(config, resume=resume)
-    backends = checks.check_backends(config)
+    on_cluster = config.launcher.kind == "ray"
+    if on_cluster:
+        from hetero_rl.launch.ray_cluster import check_ray
+
+        check_ray()
+    backends = checks.check_backends(config, detect=not on_cluster)
     checks.check_model(config.model.path)
     if config.hub.address is None:
         checks.check_port(config.hub.listen)
@@ -128,7 +137,10 @@ def _plan(config: Config, backends: Mapping[str, Backend]) -> str:
     planned = planned_workers(config)
     here = [worker.name for worker in planned if worker.backend in backends]
     elsewhere = [worker.name for worker in planned if worker.backend not in backends]
-    parts = [f"start workers {', '.join(here)}"] if here else []
+    cluster = "" if config.launcher.kind == "local" else f" on the Ray cluster {config.launcher.address}"
+    parts = [f"start workers {', '.join(here)}{cluster}"] if here else []
+    if cluster:
+        parts.append(f"start {config.launcher.trainer_ranks} trainer ranks{cluster}")
     if config.inference.workers == 0:
         parts.append("wait for remote workers")
     elif elsewhere:
@@ -137,7 +149,6 @@ def _plan(config: Config, backends: Mapping[str, Backend]) -> str:
 
 
 def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> None:
-    from hetero_rl.launch.local_run import LocalRun
     from hetero_rl.observe.summary import closing_summary
     from hetero_rl.observe.view import choose_view
 
@@ -147,7 +158,7 @@ def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> None:
     log_to_file(config.logging.level, run.log("trainer"))
     try:
         with choose_view(_title(config), config.run.steps, live=config.logging.live) as view:
-            result = LocalRun(config, backends, view, resume=resume).execute()
+            result = _execute(config, backends, view, resume=resume)
     except HeteroRLError:
         if run.used:
             typer.echo(f"The run can go on with: hetero-rl train {run.config} --resume", err=True)
@@ -156,6 +167,19 @@ def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> None:
     typer.echo(closing_summary(run, result, tensorboard=config.logging.tensorboard) + audit)
     if not result.complete:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
+
+
+def _execute(config: Config, backends: dict[str, Backend], view: "View", *, resume: bool) -> "RunResult":
+    if config.launcher.kind == "local":
+        from hetero_rl.launch.local_run import LocalRun
+
+        return LocalRun(config, backends, view, resume=resume).execute()
+    from hetero_rl.launch.placement import cpus_in_all
+    from hetero_rl.launch.ray_cluster import joined_cluster
+    from hetero_rl.launch.ray_run import RayRun
+
+    with joined_cluster(config.launcher, own_cpus=cpus_in_all(config)) as cluster:
+        return RayRun(config, backends, view, cluster, resume=resume).execute()
 
 
 def _audit(run: RunDirectory) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "FleetMember",
     "HubConfig",
     "InferenceConfig",
+    "LauncherConfig",
     "LoggingConfig",
     "ModelConfig",
     "ObservabilityConfig",
@@ -282,6 +283,8 @@ class WorkerConfig(Section):
     """Options by the engine's own names, over those of the profile, such as max_model_len for vLLM."""
     engine: Name | None = None
     """Engine of the backend, such as "transformers" on "cuda"; None takes the backend's own choice."""
+    shared_dir: Path | None = None
+    """Directory that all nodes of this worker's engine see: vLLM over several nodes gets new weights through it."""
     profile: Name = "default"
     """Knobs of the backend: "default", or "reproducible" where it has one; `hetero-rl doctor` lists them."""
     relay: str | None = None
@@ -349,6 +352,28 @@ class InferenceConfig(Section):
         for member in self.fleet:
             WorkerConfig.model_validate({**self.worker.model_dump(), **member.worker})
         return self
+
+
+class LauncherConfig(Section):
+    """Who starts the processes of a run, and where."""
+
+    kind: Literal["local", "ray"] = "local"
+    """"local" starts workers on this host; "ray" places workers and trainer ranks on a Ray cluster of one vendor."""
+    address: str = "auto"
+    """Ray cluster: host:port of its head, "auto" for the one with a node on this host, "local" for a node of this run's own."""
+    trainer_backend: Name = "cpu"
+    """Backend whose devices the trainer's ranks ask of Ray: "cuda", or "cpu" for none."""
+    trainer_ranks: int = Field(1, ge=1)
+    """Trainer processes, one for each group of devices; they share run.dir and the model's directory."""
+    devices_per_rank: int = Field(1, ge=1)
+    cpus_per_rank: float = Field(1.0, gt=0)
+    """CPUs that a rank asks of Ray."""
+    devices_per_worker: int = Field(1, ge=1)
+    """Devices of a worker, all on one node; an engine that spreads itself over nodes by Ray asks for its own."""
+    cpus_per_worker: float = Field(1.0, ge=0)
+    """CPUs that a worker asks of Ray."""
+    max_restarts: int = Field(5, ge=0)
+    """Deaths in quick succession after which a worker, or the trainer, is given up."""
 
 
 class PlacementConfig(Section):
@@ -437,6 +462,7 @@ class Config(Section):
     hub: HubConfig = HubConfig()
     relay: RelayConfig = RelayConfig()
     inference: InferenceConfig = InferenceConfig()
+    launcher: LauncherConfig = LauncherConfig()
     placement: PlacementConfig = PlacementConfig()
     security: SecurityConfig = SecurityConfig()
     logging: LoggingConfig = LoggingConfig()

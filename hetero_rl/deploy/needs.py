@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from hetero_rl.errors import ConfigError
 
-__all__ = ["ContainerNeeds", "DeviceAccess", "Image", "Mount"]
+__all__ = ["ContainerNeeds", "DeviceAccess", "Image", "Mount", "SchedulerNeeds"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,16 @@ class DeviceAccess:
             "device_ids": list(ids),
             "capabilities": list(self.reservation_capabilities),
         }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerNeeds:
+    """What a vendor's processes ask of a scheduler such as Ray, inside one island of that vendor."""
+
+    resource: str = ""
+    """Name that one device has there, such as "GPU" or "NPU"; empty asks for CPUs only."""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Labels that a node must have: they tell vendors apart whose devices have one name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,14 +43,19 @@ _FREE_ON_RESUME = (
     "checkpoint",
     "hub",
     "inference",
+    "launcher",
     "placement",
     "security",
     "logging",
 )
 
 
-def check_backends(config: Config) -> dict[str, Backend]:
+def check_backends(config: Config, *, detect: bool = True) -> dict[str, Backend]:
     """The backends whose workers can be started here, by name; a backend without a device here is left to other machines.
+
+    Args:
+        config: The resolved settings.
+        detect: Whether devices are looked for; a cluster knows its own.
 
     Raises:
         BackendNotFoundError: One is not installed.
@@ -63,7 +68,7 @@ def check_backends(config: Config) -> dict[str, Backend]:
     for worker in planned_workers(config):
         backend = find_backend(worker.backend)
         _check_worker(config, worker, backend)
-        if worker.backend not in found and backend.detect().available:
+        if worker.backend not in found and (not detect or backend.detect().available):
             found[worker.backend] = backend
     return found
 

@@ -15,7 +15,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-__all__ = ["Interrupts"]
+__all__ = ["INTERRUPTED_EXIT_CODE", "Interrupts"]
+
+INTERRUPTED_EXIT_CODE = 130
+"""128 + SIGINT, as a shell reports it."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

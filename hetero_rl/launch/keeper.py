@@ -13,12 +13,33 @@ close() sets `closing`, asks the process to end, waits for its grace, kills what
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from hetero_rl.errors import StorageError
-from hetero_rl.launch.process import ManagedProcess, ProcessSpec
+from hetero_rl.launch.process import ManagedProcess, ProcessSpec, log_tail
 from hetero_rl.launch.restart import RestartPolicy
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "Kept"]
+
+
+class Kept(Protocol):
+    """A process that somebody keeps running, here or on another node."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ended for good although nobody asked for it."""
+
+    def describe(self, complaint: str) -> str:
+        """What is wrong with it, for people, with the end of its log; `complaint` unless it has ended."""
+
+    def request_stop(self) -> None:
+        """Asks the process to end; it is not started again."""
+
+    def close(self, grace: float) -> None:
+        """Ends the process within `grace` seconds."""
+
+    def kill(self) -> None:
+        """Kills the process at once; it is not started again."""
 
 
 class Keeper:
@@ -60,6 +81,14 @@ class Keeper:
         self._thread.name = f"keeper-{process.spec.name}"
         self._thread.start()
         return process
+
+    def describe(self, complaint: str) -> str:
+        """What is wrong with the process, for people; `complaint` unless it has ended."""
+        process = self.process
+        if process is None:
+            return f"a process {complaint}"
+        what = process.describe_exit() if self.ended else complaint
+        return f"{process.spec.name} {what}. The end of {process.spec.log}:\n{log_tail(process.spec.log)}"
 
     def request_stop(self) -> None:
         """Asks the process to end; it is not started again."""

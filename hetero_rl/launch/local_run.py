@@ -20,9 +20,9 @@ from hetero_rl.errors import HeteroRLError
 from hetero_rl.files import write_whole
 from hetero_rl.launch.checks import STARTER
 from hetero_rl.launch.hub_access import connect_fleet, probe_hub
-from hetero_rl.launch.interrupts import Interrupts
+from hetero_rl.launch.interrupts import INTERRUPTED_EXIT_CODE, Interrupts
 from hetero_rl.launch.rundir import RunDirectory
-from hetero_rl.launch.supervisor import Supervisor
+from hetero_rl.launch.supervisor import PlaceWorker, Supervisor
 from hetero_rl.metrics.exporter import Exporter, exporting
 from hetero_rl.metrics.fleet import FleetReadings, state_of
 from hetero_rl.observe.sink import ViewSink
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalRun"]
 
-INTERRUPTED_EXIT_CODE = 130
-"""128 + SIGINT, as a shell reports it."""
-
 
 class LocalRun:
     """Trains one run with hub and workers of its own; checks were made before.
@@ -53,9 +50,18 @@ class LocalRun:
         backends: Backends of the local workers.
         view: Shows the run; already open.
         resume: Whether an earlier part of the run is continued.
+        place: Starts workers on other hosts; None starts them here.
     """
 
-    def __init__(self, config: Config, backends: Mapping[str, Backend], view: View, *, resume: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        backends: Mapping[str, Backend],
+        view: View,
+        *,
+        resume: bool,
+        place: PlaceWorker | None = None,
+    ) -> None:
         self._config = config
         self._view = view
         self._resume = resume
@@ -70,6 +76,7 @@ class LocalRun:
             connect=lambda address: connect_fleet(address, config),
             on_failure=self._fail,
             notify=view.notify,
+            place=place,
         )
 
     def execute(self) -> RunResult:
@@ -102,6 +109,12 @@ class LocalRun:
         if self._supervisor.fleet is not None:
             self._view.watch(self._supervisor.fleet)
             self._export_fleet(exporter, self._supervisor.fleet)
+        return self._steps(address, model_dir, exporter, trackers)
+
+    def _steps(
+        self, address: str, model_dir: Path | None, exporter: Exporter, trackers: list[Sink]
+    ) -> RunResult:
+        """Trains with the hub at an address."""
         credentials = channel_credentials(self._config.security)
         limit = self._config.hub.max_message_bytes
         with TrainingClient(address, credentials, max_message_bytes=limit) as port:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hetero_rl.errors import LaunchError, ProtocolError, UnreachableError
-from hetero_rl.launch.keeper import Keeper
-from hetero_rl.launch.process import log_tail
+from hetero_rl.launch.keeper import Keeper, Kept
 from hetero_rl.wire.messages import WorkerState
 from hetero_rl.wire.ports import FleetPort
 
@@ -38,15 +37,9 @@ def await_hub(hub: Keeper, address_file: Path, probe: Callable[[str], None], tim
     raise start_error(hub, f"did not answer within {timeout:g} s")
 
 
-def start_error(keeper: Keeper, complaint: str) -> LaunchError:
+def start_error(keeper: Kept, complaint: str) -> LaunchError:
     """An error about a kept process with the end of its log."""
-    process = keeper.process
-    if process is None:
-        return LaunchError(f"a process {complaint}")
-    what = process.describe_exit() if keeper.ended else complaint
-    return LaunchError(
-        f"{process.spec.name} {what}. The end of {process.spec.log}:\n{log_tail(process.spec.log)}"
-    )
+    return LaunchError(keeper.describe(complaint))
 
 
 def await_first_worker(fleet: FleetPort, timeout: float, cancelled: threading.Event) -> bool:

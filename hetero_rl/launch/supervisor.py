@@ -27,8 +27,7 @@ from hetero_rl.errors import HeteroRLError, LaunchError, ProtocolError
 from hetero_rl.files import write_whole
 from hetero_rl.launch import plan
 from hetero_rl.launch.devices import usable_ids
-from hetero_rl.launch.keeper import Keeper
-from hetero_rl.launch.process import ProcessSpec
+from hetero_rl.launch.keeper import Keeper, Kept
 from hetero_rl.launch.readiness import await_backends, await_first_worker, await_hub, start_error
 from hetero_rl.launch.remote import remote_instructions
 from hetero_rl.launch.restart import RestartPolicy
@@ -37,7 +36,10 @@ from hetero_rl.wire.messages import WorkerState
 from hetero_rl.wire.ports import FleetPort
 from hetero_rl.worker.backend import Backend
 
-__all__ = ["Supervisor"]
+__all__ = ["PlaceWorker", "Supervisor"]
+
+PlaceWorker = Callable[[plan.PlannedWorker, Backend, str, Callable[[Kept], None]], Kept]
+"""Starts a worker elsewhere: which one, its backend, the hub's address, what is called when it ended for good."""
 
 HUB_START_SECONDS = 120.0
 WORKER_GRACE_SECONDS = 35.0
@@ -57,6 +59,7 @@ class Supervisor:
         on_failure: Takes the one error that makes going on pointless; called on a thread of this class.
         notify: Takes a sentence for people.
         policy: When a process that died is started again.
+        place: Starts workers on other hosts; None starts them here.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class Supervisor:
         on_failure: Callable[[HeteroRLError], None],
         notify: Callable[[str], None],
         policy: RestartPolicy | None = None,
+        place: PlaceWorker | None = None,
     ) -> None:
         self._config = config
+        self._place = place or self._start_here
         self._run = run
         self._backends = backends if config.inference.workers else {}
         self._planned = plan.planned_workers(config)
@@ -83,7 +88,7 @@ class Supervisor:
         self._notify = notify
         self._policy = policy or RestartPolicy()
         self._hub: Keeper | None = None
-        self._workers: list[Keeper] = []
+        self._workers: list[Kept] = []
         self._first_worker: threading.Thread | None = None
         self._closing = threading.Event()
         self._failed = threading.Lock()
@@ -111,7 +116,8 @@ class Supervisor:
         fleet = self.fleet = self._connections.enter_context(self._connect(address))
         for worker in self._planned:
             if worker.backend in self._backends:
-                self._start_worker(worker, address)
+                backend = self._backends[worker.backend]
+                self._workers.append(self._place(worker, backend, address, self._process_ended))
         self._ask_for_remote_workers(address)
         self._first_worker = threading.Thread(
             target=self._await_first_worker, args=(fleet,), name="first-worker", daemon=True
@@ -135,17 +141,24 @@ class Supervisor:
     def kill(self) -> None:
         """Kills every process that was started here, at once."""
         self._closing.set()
-        for keeper in (*self._workers, *filter(None, (self._hub,))):
+        for keeper in (*self._workers, *((self._hub,) if self._hub is not None else ())):
             keeper.kill()
 
     def _start_hub(self) -> str:
         self._run.hub_address.unlink(missing_ok=True)  # a hub that was killed leaves its address behind
-        hub = self._hub = self._keeper(lambda: plan.hub_spec(self._run, self.hub_address), may_leave=False)
+        hub = self._hub = Keeper(
+            lambda: plan.hub_spec(self._run, self.hub_address),
+            self._policy,
+            self._notify,
+            self._process_ended,
+            may_leave=False,
+        )
         hub.start()
         return await_hub(hub, self._run.hub_address, self._probe, HUB_START_SECONDS)
 
-    def _start_worker(self, worker: plan.PlannedWorker, address: str) -> None:
-        backend = self._backends[worker.backend]
+    def _start_here(
+        self, worker: plan.PlannedWorker, backend: Backend, address: str, on_end: Callable[[Kept], None]
+    ) -> Kept:
         workers = sum(other.backend == worker.backend for other in self._planned)
         ids = () if workers < 2 or not backend.visible_devices else usable_ids(backend)
         spec = plan.worker_spec(
@@ -156,9 +169,9 @@ class Supervisor:
             backend=backend,
             environment=plan.visible_devices(backend, ids, worker.index, workers),
         )
-        keeper = self._keeper(lambda: spec, may_leave=True)
-        self._workers.append(keeper)
+        keeper = Keeper(lambda: spec, self._policy, self._notify, on_end, may_leave=True)
         keeper.start()
+        return keeper
 
     def _ask_for_remote_workers(self, address: str) -> None:
         """Says what to type on other machines; it stays in a file of the run."""
@@ -169,10 +182,7 @@ class Supervisor:
         for line in lines:
             self._notify(line)
 
-    def _keeper(self, spec: Callable[[], ProcessSpec], *, may_leave: bool) -> Keeper:
-        return Keeper(spec, self._policy, self._notify, self._process_ended, may_leave=may_leave)
-
-    def _process_ended(self, keeper: Keeper) -> None:
+    def _process_ended(self, keeper: Kept) -> None:
         error = start_error(keeper, "cannot be started again")
         if keeper is self._hub:
             if self.hub_address is not None:  # before that, start() itself reports it

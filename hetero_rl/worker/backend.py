@@ -6,7 +6,7 @@ vendor module in the wrong place, and which engine class to start.
     what is there     detect() ─► DeviceReport: devices, versions of driver and toolkit, what to do next
     how it runs       environment, profiles ("default", "reproducible"), quirks with their fixes
     what never works  known_bad: combinations of versions, each with advice
-    where it runs     container: image, device nodes, mounts, groups (`hetero_rl.deploy.needs`)
+    where it runs     container: image, device nodes, mounts, groups; scheduler: resource and labels (`hetero_rl.deploy.needs`)
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
-from hetero_rl.deploy.needs import ContainerNeeds
+from hetero_rl.deploy.needs import ContainerNeeds, SchedulerNeeds
 from hetero_rl.errors import BackendNotFoundError, ConfigError, EngineError
 from hetero_rl.worker.engine import Engine, EngineSettings
 
@@ -33,6 +33,7 @@ __all__ = [
 ENTRY_POINT_GROUP = "hetero_rl.backends"
 
 DEFAULT_PROFILE = "default"
+_CPUS_ONLY = SchedulerNeeds()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,8 @@ class Backend:
     quirks: tuple[Quirk, ...] = ()
     known_bad: tuple[KnownBad, ...] = ()
     container: ContainerNeeds | None = None
+    scheduler: SchedulerNeeds = _CPUS_ONLY
+    """What its processes ask of a scheduler that places them."""
     torch_device: str = ""
     """Device that engines on plain torch compute on, such as "cuda"; empty is the CPU."""
     visible_devices: str = ""

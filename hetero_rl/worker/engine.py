@@ -48,6 +48,8 @@ class EngineSettings:
     """Device such as "cuda:0", for engines that take one; empty leaves the engine's choice."""
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     """Options by the engine's own names, from the backend's profile and quirks; unknown ones are refused by the engine."""
+    shared_dir: Path | None = None
+    """Directory that all nodes of an engine see, for an engine that spreads itself over several."""
     emulate: str = ""
     """Numerics of another chip to imitate, for engines that can; empty computes as the device does."""
 

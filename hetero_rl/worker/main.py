@@ -260,6 +260,7 @@ def _engine_settings(options: WorkerOptions, model_dir: Path) -> EngineSettings:
         device=options.backend.torch_device,
         options=options.backend.engine_options(options.engine_name, worker.profile, worker.engine_options),
         emulate=worker.emulate or "",
+        shared_dir=worker.shared_dir,
     )
 
 

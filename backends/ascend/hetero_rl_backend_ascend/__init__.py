@@ -5,6 +5,7 @@ quirks.py      environment, determinism knobs, known defects and what is done ab
 container.py   image, davinci nodes, driver mounts, Ascend Docker Runtime
 """
 
+from hetero_rl.deploy.needs import SchedulerNeeds
 from hetero_rl.worker.backend import Backend
 from hetero_rl_backend_ascend.container import CONTAINER
 from hetero_rl_backend_ascend.detection import detect
@@ -24,6 +25,7 @@ BACKEND = Backend(
     quirks=QUIRKS,
     known_bad=KNOWN_BAD,
     container=CONTAINER,
+    scheduler=SchedulerNeeds(resource="NPU"),
     torch_device="npu",
     visible_devices="ASCEND_RT_VISIBLE_DEVICES",
     portable_sampling_only=SAMPLING,

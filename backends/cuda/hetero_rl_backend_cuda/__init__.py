@@ -5,6 +5,7 @@ quirks.py      environment, determinism knobs, known defects and what is done ab
 container.py   image, reservation, CDI
 """
 
+from hetero_rl.deploy.needs import SchedulerNeeds
 from hetero_rl.worker.backend import Backend
 from hetero_rl_backend_cuda.container import CONTAINER
 from hetero_rl_backend_cuda.detection import detect
@@ -27,6 +28,7 @@ BACKEND = Backend(
     quirks=QUIRKS,
     known_bad=KNOWN_BAD,
     container=CONTAINER,
+    scheduler=SchedulerNeeds(resource="GPU", labels={"vendor": "nvidia"}),
     torch_device="cuda",
     visible_devices="CUDA_VISIBLE_DEVICES",
     distributions=("torch", "transformers", "vllm", "flashinfer-python", "triton"),

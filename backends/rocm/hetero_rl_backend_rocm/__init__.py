@@ -5,6 +5,7 @@ quirks.py      environment, determinism knobs, known defects and what is done ab
 container.py   images, kfd and dri nodes, groups, CDI
 """
 
+from hetero_rl.deploy.needs import SchedulerNeeds
 from hetero_rl.worker.backend import Backend
 from hetero_rl_backend_rocm.container import CONTAINER
 from hetero_rl_backend_rocm.detection import detect
@@ -28,6 +29,7 @@ BACKEND = Backend(
     quirks=QUIRKS,
     known_bad=KNOWN_BAD,
     container=CONTAINER,
+    scheduler=SchedulerNeeds(resource="GPU", labels={"vendor": "amd"}),
     torch_device="cuda",
     visible_devices="HIP_VISIBLE_DEVICES",
     distributions=("torch", "transformers", "vllm", "triton", "amd-aiter"),

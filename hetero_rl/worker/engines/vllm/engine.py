@@ -103,7 +103,7 @@ class VllmEngine(Engine):
         self._digests = model_digests(self._settings.model_dir)
         started = await start_engine(self._settings, self._load)
         self._started, self._client = started, started.client
-        self._staging = Staging()
+        self._staging = Staging(shared=self._settings.shared_dir)
 
     # --- what it is -------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hetero_rl.worker.engines.vllm.fixups import check_platform, watch_reload
 
-__all__ = ["WeightExtension"]
+__all__ = ["WeightExtension", "node_identity"]
 
 _LOOK_SECONDS = 2.0
 
@@ -110,12 +110,27 @@ class WeightExtension:
         """
         threading.Thread(target=_end_after, args=(pid, os.getppid()), daemon=True).start()
 
+    @staticmethod
+    def hetero_rl_follow_on(pid: int, node: str) -> None:
+        """The same for processes that Ray started, on any node: those on the worker's own node end with it.
+
+        Ray ends the others, because the engine that owns them fails. The parent here is Ray's own and is left alone.
+        """
+        if node == node_identity():
+            threading.Thread(target=_end_after, args=(pid, pid), daemon=True).start()
+
     def _hetero_rl_attention(self) -> str:
         layers = self.vllm_config.compilation_config.static_forward_context.values()
         found = {
             layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")
         }
         return ",".join(sorted(found)) or "unknown"
+
+
+def node_identity() -> str:
+    """The same for two processes if, and only if, their process ids can be compared."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 
 
 def _end_after(pid: int, parent: int) -> None:

@@ -1,13 +1,15 @@
 """A weight version as a safetensors file that vLLM's processes read, in memory where there is room.
 
 Tensors cannot go through vLLM's own sockets: its multi-process executor sends neither tensors nor arrays, and pickle is
-switched off. A path goes through, and every process of a tensor-parallel engine maps the same pages.
+switched off. A path goes through, and every process of a tensor-parallel engine maps the same pages. An engine over several
+nodes needs a directory that all of them see.
 """
 
 import json
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,11 +33,15 @@ class Staging:
 
     Args:
         memory: A directory in memory; where it has too little room, the directory for temporary files is used.
+        shared: A directory that all nodes of the engine see, in place of both.
     """
 
-    def __init__(self, memory: Path = _MEMORY) -> None:
+    def __init__(self, memory: Path = _MEMORY, shared: Path | None = None) -> None:
         self._memory = memory
-        _remove_left_over(memory)
+        self._shared = shared
+        # Process ids of another host say nothing here.
+        self._prefix = _PREFIX if shared is None else f"{_PREFIX}{socket.gethostname()}-"
+        _remove_left_over(shared or memory, self._prefix)
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> Path:
         """Writes tensors, names in the order given, and returns the file; raises EngineError when it cannot."""
@@ -43,7 +49,7 @@ class Staging:
 
         size = sum(tensor.nbytes for tensor in tensors.values())
         try:
-            directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=self._place(size)))
+            directory = Path(tempfile.mkdtemp(prefix=f"{self._prefix}{os.getpid()}-", dir=self._place(size)))
             path = directory / "weights.safetensors"
             # vLLM's reload buffers a layer until it is complete, so the order of the names matters.
             save_file(
@@ -61,6 +67,8 @@ class Staging:
         shutil.rmtree(path.parent, ignore_errors=True)
 
     def _place(self, size: int) -> Path | None:
+        if self._shared is not None:
+            return self._shared
         if self._memory.is_dir() and shutil.disk_usage(self._memory).free >= size + _ROOM:
             return self._memory
         _logger.warning(
@@ -72,9 +80,9 @@ class Staging:
         return None
 
 
-def _remove_left_over(memory: Path) -> None:
+def _remove_left_over(memory: Path, prefix: str) -> None:
     """Removes what a worker that was killed has left; another user's cannot be removed and is left."""
-    for directory in memory.glob(f"{_PREFIX}*-*") if memory.is_dir() else ():
-        owner = directory.name.removeprefix(_PREFIX).partition("-")[0]
+    for directory in memory.glob(f"{prefix}*-*") if memory.is_dir() else ():
+        owner = directory.name.removeprefix(prefix).partition("-")[0]
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(directory, ignore_errors=True)

@@ -8,12 +8,12 @@ import dataclasses
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import torch
 
-from hetero_rl.errors import EngineError
+from hetero_rl.errors import ConfigError, EngineError
 from hetero_rl.wire.messages import NumericsRecord
 from hetero_rl.worker.engine import EngineSettings
 from hetero_rl.worker.engines.vllm import installation
@@ -24,7 +24,7 @@ from hetero_rl.worker.engines.vllm.measure import measure_labels, measure_mode
 from hetero_rl.worker.engines.vllm.names import WeightNames
 from hetero_rl.worker.engines.vllm.numerics import numerics_record
 
-__all__ = ["DATA_TYPES", "Started", "start_engine"]
+__all__ = ["DATA_TYPES", "Started", "check_spread", "start_engine"]
 
 _logger = logging.getLogger(__name__)
 
@@ -74,8 +74,19 @@ async def start_engine(settings: EngineSettings, load: Callable[[], Library] | N
         raise
 
 
+def check_spread(settings: EngineSettings) -> None:
+    """Raises ConfigError for an engine on several nodes that could not get new weights to all of them."""
+    spread = settings.options.get("distributed_executor_backend") == "ray"
+    if spread and settings.shared_dir is None:
+        raise ConfigError(
+            "inference.worker.engine_options.distributed_executor_backend is 'ray': vLLM then runs on several nodes, which get "
+            "new weights through files. Set inference.worker.shared_dir to a directory that all of them see"
+        )
+
+
 def _installed(settings: EngineSettings) -> Library:
     """Imports vLLM after everything that can be known to be wrong without it."""
+    check_spread(settings)
     installation.check_installed()
     installation.check_release(installation.installed_version())
     eager = is_eager(settings)
@@ -114,6 +125,15 @@ def _build(library: Library, arguments: dict[str, Any]) -> Any:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _tied(client: Client, arguments: Mapping[str, object]) -> Awaitable[object]:
+    """Ties the lives of vLLM's processes to this one's; those that Ray started have no parent of ours to look after."""
+    if arguments.get("distributed_executor_backend") == "ray":
+        from hetero_rl.worker.engines.vllm.extension import node_identity
+
+        return client.llm.collective_rpc("hetero_rl_follow_on", args=(os.getpid(), node_identity()))  # type: ignore[no-any-return]  # vLLM ships no types here
+    return client.llm.collective_rpc("hetero_rl_follow", args=(os.getpid(),))  # type: ignore[no-any-return]  # the same
+
+
 async def _measured(
     settings: EngineSettings,
     library: Library,
@@ -121,9 +141,7 @@ async def _measured(
     client: Client,
     arguments: dict[str, Any],
 ) -> Started:
-    await client.call(
-        "tying its life to this worker's", client.llm.collective_rpc("hetero_rl_follow", args=(os.getpid(),))
-    )
+    await client.call("tying its life to this worker's", _tied(client, arguments))
     (facts, *_) = await client.call("asking what it runs on", client.llm.collective_rpc("hetero_rl_facts"))
     mode = await measure_mode(client)
     labelled = library.features.version_labels and await measure_labels(client)

@@ -9,6 +9,7 @@ from hetero_rl.worker.engine import EngineSettings
 from hetero_rl.worker.engines.vllm import VllmEngine, installation
 from hetero_rl.worker.engines.vllm.arguments import engine_arguments, kv_cache_bytes
 from hetero_rl.worker.engines.vllm.library import Features
+from hetero_rl.worker.engines.vllm.startup import check_spread
 
 FEATURES = Features(
     version_labels=True,
@@ -119,3 +120,12 @@ def test_the_cache_of_a_cpu_holds_every_sequence_and_not_most_of_the_machine(mod
 def test_settings_that_cannot_be_served_are_refused(model_dir, changes):
     with pytest.raises(ConfigError):
         VllmEngine(settings(model_dir, **changes))
+
+
+def test_an_engine_on_several_nodes_needs_a_directory_that_all_of_them_see(model_dir, tmp_path):
+    spread = {"options": {"distributed_executor_backend": "ray"}}
+
+    with pytest.raises(ConfigError, match=r"inference\.worker\.shared_dir"):
+        check_spread(settings(model_dir, **spread))
+    check_spread(settings(model_dir, **spread, shared_dir=tmp_path))
+    check_spread(settings(model_dir))

@@ -45,3 +45,13 @@ def test_what_a_killed_worker_has_left_is_removed_and_what_a_living_one_uses_is_
     Staging(tmp_path)
 
     assert [path.name for path in tmp_path.iterdir()] == [alive.name]
+
+
+def test_an_engine_on_several_nodes_gets_them_where_all_nodes_look(tmp_path):
+    other_host = tmp_path / "hetero-rl-vllm-elsewhere-4194305-x"
+    other_host.mkdir()
+
+    path = Staging(shared=tmp_path).write(TENSORS)
+
+    assert path.parent.parent == tmp_path
+    assert other_host.exists()
