@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hetero_rl.errors import ConfigError
-from hetero_rl.files import write_whole
-from hetero_rl.wire.bundle import read_bundle, write_bundle
+from hetero_rl.wire.bundle import read_bundle, unpack_bundle, write_bundle
 from hetero_rl.wire.roles import Role
 
 __all__ = ["app"]
@@ -102,16 +101,7 @@ def unpack(
     ] = False,
 ) -> None:
     """Write what is in a bundle as files, for programs such as Prometheus: ca.pem, certificate.pem, key.pem, token."""
-    held = read_bundle(bundle)
-    out.mkdir(parents=True, exist_ok=True, mode=0o750 if group_readable else 0o700)
-    files = {
-        "ca.pem": held.certificate_authority,
-        "certificate.pem": held.certificate,
-        "key.pem": held.private_key,
-        "token": held.token,
-    }
-    for name, text in files.items():
-        write_whole(out / name, text, 0o640 if group_readable else 0o600)
+    files = unpack_bundle(read_bundle(bundle), out, group_readable=group_readable)
     typer.echo(f"wrote {', '.join(files)} to {out}")
 
 

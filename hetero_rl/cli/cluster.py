@@ -31,11 +31,22 @@ def _cluster() -> None:
 
 
 @app.command()
-def render(file: InventoryFile, out: Out = _OUT) -> None:
+def render(
+    file: InventoryFile,
+    out: Out = _OUT,
+    monitoring: Annotated[
+        Path,
+        typer.Option(
+            "--monitoring",
+            metavar="DIR",
+            help="Files for a host of that role: docker/monitoring of a checkout.",
+        ),
+    ] = Path("docker/monitoring"),
+) -> None:
     """Write a directory for each host: compose file, .env and credentials. Safe to repeat."""
     from hetero_rl.deploy.render import render as write
 
-    for directory in write(load_inventory(file), file, out, _backends()):
+    for directory in write(load_inventory(file), file, out, _backends(), monitoring):
         typer.echo(f"wrote {directory}")
     typer.echo(f"{out}/authority stays here: whoever has it can make credentials")
 

@@ -50,6 +50,13 @@ def train(
     credentials: Credentials = None,
     metrics_listen: MetricsListen = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in run.dir.")] = False,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="Continue the run in run.dir if one was begun: for whoever restarts it unasked.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the resolved settings, start nothing.")
     ] = False,
@@ -65,6 +72,7 @@ def train(
         *metrics_flags(metrics_listen),
     ]
     config = load_config(files or (), [*(overrides or ()), *flags])
+    resume = resume or (auto_resume and RunDirectory(config.run.dir).trained)
     if int(os.environ.get("RANK", "0")):  # torchrun started this process to compute for the first one
         _follow(config, resume=resume)
         return

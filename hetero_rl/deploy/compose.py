@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hetero_rl import __version__
@@ -117,6 +118,7 @@ def compose_for_host(inventory: Inventory, host: Host, backends: Mapping[str, Ba
         build=False,
         depends_on={"hub": "service_healthy"} if here else {},
     )
+    beside_relay = {"relay": "service_healthy"} if "relay" in host.roles else {}
     services: dict[str, Service] = {}
     if "hub" in host.roles:
         services["hub"] = hub_service(
@@ -124,6 +126,7 @@ def compose_for_host(inventory: Inventory, host: Host, backends: Mapping[str, Ba
             publish=f"{inventory.cluster.hub_port}:{HUB_PORT}",
             runs="./runs",
             registry="/credentials/registry.json",
+            flags=METRICS_LISTEN,
         )
     if "trainer" in host.roles:
         services["trainer"] = trainer_service(
@@ -132,34 +135,52 @@ def compose_for_host(inventory: Inventory, host: Host, backends: Mapping[str, Ba
             configuration="/runs/config.toml",
             needs=needs if host.backend == "cuda" else None,
             devices=host.trainer_devices or host.devices,
+            flags=METRICS_LISTEN,
         )
     if "relay" in host.roles:
-        services["relay"] = relay_service(place, publish=f"{inventory.cluster.relay_port}:{RELAY_PORT}")
+        services["relay"] = relay_service(
+            place, publish=f"{inventory.cluster.relay_port}:{RELAY_PORT}", flags=METRICS_LISTEN
+        )
     for name, devices in host.worker_devices():
         services[f"worker-{name}"] = worker_service(
-            place,
+            replace(place, depends_on={**place.depends_on, **beside_relay}),
             backend=host.backend,
             name=name,
             bundle=f"{host.name}.credentials",
             needs=needs,
             devices=devices,
             access=host.access,
+            alias=f"worker-{host.backend}",
+            flags=METRICS_LISTEN,
         )
+    if "monitoring" in host.roles:
+        beside = replace(place, user=None, depends_on={})
+        services["prometheus"] = prometheus_service(beside, group="${HETERO_RL_GID:-1000}")
+        services["grafana"] = grafana_service(beside)
     volumes = ["cache"] if "worker" in host.roles else []
     volumes += ["relay-cache"] if "relay" in host.roles else []
+    volumes += ["prometheus", "grafana"] if "monitoring" in host.roles else []
     compose: Compose = {"name": "hetero-rl", "services": services}
     return {**compose, "volumes": {name: {} for name in volumes}} if volumes else compose
 
 
-def env_for_host(inventory: Inventory, user: int, group: int) -> str:
-    """The `.env` beside a host's file."""
+def env_for_host(inventory: Inventory, host: Host, user: int, group: int) -> str:
+    """The `.env` beside a host's file.
+
+    Args:
+        inventory: The cluster.
+        host: Whose file it is.
+        user: Id of who owns the files there, where the inventory does not say it.
+        group: The same for the group.
+    """
     cluster = inventory.cluster
+    owner = host.user.split(":") if host.user else [user, group]
     values = {
         "HETERO_RL_REGISTRY": cluster.registry,
         "HETERO_RL_VERSION": cluster.version or __version__,
         "HETERO_RL_RUN": cluster.run,
-        "HETERO_RL_UID": user,
-        "HETERO_RL_GID": group,
+        "HETERO_RL_UID": owner[0],
+        "HETERO_RL_GID": owner[1],
     }
     return "".join(f"{name}={value}\n" for name, value in values.items())
 

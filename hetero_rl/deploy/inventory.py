@@ -7,7 +7,7 @@ config = "my.toml"                  # settings of the run
 [[hosts]]
 name = "train-0"
 address = "10.0.0.5"                # under which the other hosts dial it
-roles = ["hub", "trainer"]
+roles = ["hub", "trainer", "monitoring"]
 backend = "cuda"
 devices = ["0", "1"]
 
@@ -34,7 +34,7 @@ from hetero_rl.errors import ConfigError
 __all__ = ["Host", "Inventory", "load_inventory"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")]
-Role = Literal["hub", "trainer", "worker", "relay"]
+Role = Literal["hub", "trainer", "worker", "relay", "monitoring"]
 
 
 class _Section(BaseModel):
@@ -68,6 +68,8 @@ class Host(_Section):
     """USER@HOST for ssh, where it is not `address`."""
     directory: str = "hetero-rl"
     """Directory on the host that its files are copied to."""
+    user: str = Field("", pattern=r"^(\d+:\d+)?$")
+    """UID:GID of who owns that directory on the host; empty for those of whoever renders."""
     roles: tuple[Role, ...] = Field(min_length=1)
     backend: str = "cpu"
     """Backend of its workers, and of its trainer's devices."""
@@ -168,10 +170,7 @@ def _host_problems(inventory: Inventory, host: Host) -> Iterator[str]:
     foreign = sorted(set(host.trainer_devices) - set(host.devices))
     if foreign:
         yield f"trainer_devices names {', '.join(foreign)}, which devices does not"
-    if "hub" in host.roles and host.name != inventory.cluster.hub:
-        yield f'has the role "hub", but cluster.hub is {inventory.cluster.hub!r}'
-    if host.name == inventory.cluster.hub and "hub" not in host.roles:
-        yield 'is cluster.hub, but its roles lack "hub"'
+    yield from _role_problems(inventory, host)
     if "trainer" in host.roles and host.backend not in {"cpu", "cuda"}:
         yield f"trains on backend {host.backend!r}, but trainer images exist for cpu and cuda"
     if {"trainer", "worker"} <= set(host.roles) and host.devices and not host.trainer_devices:
@@ -181,3 +180,13 @@ def _host_problems(inventory: Inventory, host: Host) -> Iterator[str]:
     free = len(host.devices) - len(host.trainer_devices)
     if "worker" in host.roles and free % host.devices_per_worker:
         yield f"devices_per_worker is {host.devices_per_worker}, which does not divide its {free} devices"
+
+
+def _role_problems(inventory: Inventory, host: Host) -> Iterator[str]:
+    """Roles that are the hub's host's alone."""
+    if "hub" in host.roles and host.name != inventory.cluster.hub:
+        yield f'has the role "hub", but cluster.hub is {inventory.cluster.hub!r}'
+    if host.name == inventory.cluster.hub and "hub" not in host.roles:
+        yield 'is cluster.hub, but its roles lack "hub"'
+    if "monitoring" in host.roles and host.name != inventory.cluster.hub:
+        yield f'has the role "monitoring", but metrics are read beside the hub: give it to {inventory.cluster.hub!r}'

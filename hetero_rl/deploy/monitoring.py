@@ -11,8 +11,15 @@ _IMAGE_GROUP = "10001"
 """Of the files that the images of hetero-rl write; what Prometheus shows as its own is readable by it."""
 
 
-def prometheus_service(place: Place) -> Service:
-    """Prometheus, which reads the metrics of this project's services and evaluates the alert rules."""
+def prometheus_service(place: Place, *, group: str = _IMAGE_GROUP) -> Service:
+    """Prometheus, which reads the metrics of this project's services and evaluates the alert rules.
+
+    Args:
+        place: Of the service; `credentials` holds a directory `prometheus` of `hetero-rl certs unpack`.
+        group: Of the files in that directory.
+    """
+    # A volume is mounted as a whole; of a directory of the host, which its owner alone may enter, just what is needed.
+    part = "/prometheus" if place.credentials.startswith(".") else ""
     return {
         "image": "${HETERO_RL_PROMETHEUS_IMAGE:-prom/prometheus:v3.5.0}",
         **common(place),
@@ -21,12 +28,12 @@ def prometheus_service(place: Place) -> Service:
             "--storage.tsdb.path=/prometheus",
             "--storage.tsdb.retention.time=${HETERO_RL_METRICS_RETENTION:-30d}",
         ],
-        "group_add": [_IMAGE_GROUP],
+        "group_add": [group],
         "ports": ["127.0.0.1:${HETERO_RL_PROMETHEUS_PORT:-9090}:9090"],
         "volumes": [
             "./monitoring/prometheus.yml:/etc/prometheus/prometheus.yml:ro",
             "./monitoring/alerts.yml:/etc/prometheus/alerts.yml:ro",
-            f"{place.credentials}:{CREDENTIALS_DIR}:ro",
+            f"{place.credentials}{part}:{CREDENTIALS_DIR}{part}:ro",
             "prometheus:/prometheus",
         ],
     }

@@ -35,7 +35,7 @@ test -e /authority/authority.key && exit 0
 hetero-rl certs init --dir /authority --bundles /credentials --hub-host hub
 hetero-rl certs issue trainer --role trainer --host trainer --dir /authority --out /credentials/trainer.credentials
 hetero-rl certs issue worker --host worker --dir /authority --out /credentials/worker.credentials
-hetero-rl certs issue relay --role relay --host relay --dir /authority --out /credentials/relay.credentials
+hetero-rl certs issue relay --role relay --host relay --host localhost --host 127.0.0.1 --dir /authority --out /credentials/relay.credentials
 hetero-rl certs issue prometheus --role observer --dir /authority --out /credentials/prometheus.credentials
 hetero-rl certs unpack /credentials/prometheus.credentials --out /credentials/prometheus --group-readable
 """
@@ -107,13 +107,7 @@ def hub_service(
         ],
         "ports": [publish],
         "volumes": mounts,
-        "healthcheck": {
-            "test": ["CMD", "hetero-rl", "health", "--hub", f"127.0.0.1:{HUB_PORT}", "--credentials", bundle],
-            "interval": "15s",
-            "timeout": "10s",
-            "start_period": "60s",
-            "retries": 4,
-        },
+        "healthcheck": _health_check(HUB_PORT, bundle),
     }
 
 
@@ -148,6 +142,7 @@ def trainer_service(
                 "0",
                 "--credentials",
                 f"{CREDENTIALS_DIR}/trainer.credentials",
+                "--auto-resume",
             ),
             *flags,
             "${HETERO_RL_TRAIN_FLAGS:---set=logging.live=false}",
@@ -170,6 +165,7 @@ def worker_service(
     needs: ContainerNeeds | None,
     devices: Sequence[str] = (),
     access: str | None = None,
+    alias: str | None = None,
     flags: Sequence[str] = (),
 ) -> Service:
     """A worker.
@@ -182,6 +178,7 @@ def worker_service(
         needs: Of the backend; None for CPUs.
         devices: Ids of its devices.
         access: Way of access to them; None takes the vendor's default.
+        alias: Further host name inside, under which Prometheus finds every worker of the backend here.
         flags: Further arguments of the command.
     """
     relay = ("--relay", place.relay) if place.relay else ()
@@ -196,6 +193,8 @@ def worker_service(
         # A worker ends by itself when its run is complete.
         "restart": "on-failure",
     }
+    if alias is not None:
+        service["networks"] = {"default": {"aliases": [alias]}}
     if needs is None:
         return service
     service.pop("user", None)
@@ -207,15 +206,28 @@ def worker_service(
 
 def relay_service(place: Place, *, publish: str, flags: Sequence[str] = ()) -> Service:
     """A site's relay; `flags` are further arguments of its command."""
+    bundle = f"{CREDENTIALS_DIR}/relay.credentials"
     return {
         **_image("worker-cpu", place),
         **common(place),
         "command": [
             *("relay", "--hub", place.hub, "--listen", f"0.0.0.0:{RELAY_PORT}", "--cache-dir", "/cache"),
-            *("--credentials", f"{CREDENTIALS_DIR}/relay.credentials", *flags),
+            *("--credentials", bundle, *flags),
         ],
         "ports": [publish],
         "volumes": [f"{place.credentials}:{CREDENTIALS_DIR}:ro", "relay-cache:/cache"],
+        "healthcheck": _health_check(RELAY_PORT, bundle),
+    }
+
+
+def _health_check(port: int, bundle: str) -> Service:
+    """Asks the health service of what listens on a port of the container, with its own credentials."""
+    return {
+        "test": ["CMD", "hetero-rl", "health", "--hub", f"127.0.0.1:{port}", "--credentials", bundle],
+        "interval": "15s",
+        "timeout": "30s",
+        "start_period": "60s",
+        "retries": 4,
     }
 
 

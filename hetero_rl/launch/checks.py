@@ -141,7 +141,9 @@ def check_run_directory(config: Config, *, resume: bool) -> None:
     run = RunDirectory(config.run.dir)
     if run.root.exists() and not run.root.is_dir():
         raise ConfigError(f"run.dir = {str(run.root)!r}: is not a directory")
-    if run.used and not resume:
+    # A hub that runs already has its journal where it belongs to this very run, and knows itself whether it does.
+    used = run.used if config.hub.address is None else run.trained
+    if used and not resume:
         raise ConfigError(
             f"run.dir = {str(run.root)!r}: holds a run already. Continue it with --resume, or start another with "
             "--set run.dir=DIRECTORY"

@@ -65,7 +65,12 @@ class RunDirectory:
     @property
     def used(self) -> bool:
         """Whether a run was begun here: settings and empty files are none, so a start that failed can be repeated."""
-        return self.journal.exists() or _holds_something(self.checkpoints) or _holds_something(self.metrics)
+        return self.journal.exists() or self.trained
+
+    @property
+    def trained(self) -> bool:
+        """Whether a trainer got somewhere here; a journal alone may be that of a hub which was started before it."""
+        return _holds_something(self.checkpoints) or _holds_something(self.metrics)
 
     def log(self, process: str) -> Path:
         """Output of one process."""

@@ -15,7 +15,7 @@ from hetero_rl.errors import ConfigError
 from hetero_rl.files import write_whole
 from hetero_rl.wire.roles import Caller, Role
 
-__all__ = ["BUNDLE_FORMAT", "Bundle", "read_bundle", "write_bundle"]
+__all__ = ["BUNDLE_FORMAT", "Bundle", "read_bundle", "unpack_bundle", "write_bundle"]
 
 BUNDLE_FORMAT = "hetero-rl-credentials/1"
 _MOST_BYTES = 2**20
@@ -60,6 +60,27 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
     """Writes a bundle that its owner alone can read. An existing file is replaced in one step."""
     fields = {"format": BUNDLE_FORMAT, **asdict(bundle), "not_after": bundle.not_after.isoformat()}
     write_whole(path, json.dumps(fields, indent=2) + "\n")
+
+
+def unpack_bundle(bundle: Bundle, directory: Path, *, group_readable: bool = False) -> tuple[str, ...]:
+    """Writes what is in a bundle as files, for programs that know no bundles; returns the names of the files.
+
+    Args:
+        bundle: Credentials.
+        directory: Made where it is missing.
+        group_readable: Whether the group of the files may read them too.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o750 if group_readable else 0o700)
+    files = {
+        "ca.pem": bundle.certificate_authority,
+        "certificate.pem": bundle.certificate,
+        "key.pem": bundle.private_key,
+        "token": bundle.token,
+    }
+    for name, text in files.items():
+        write_whole(directory / name, text, 0o640 if group_readable else 0o600)
+    return tuple(files)
 
 
 def read_bundle(path: Path) -> Bundle:

@@ -190,3 +190,18 @@ def test_a_run_does_not_go_on_as_another_one_and_the_difference_is_shown(used_ru
         "  task.options: began with {}, now unset",
         "  task.options.min_terms: began with unset, now 2",
     ]
+
+
+def test_the_journal_of_a_hub_that_runs_already_is_no_run_of_the_trainers(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.prepare()
+    run.journal.touch()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        checks.check_run_directory(load_config([], [f"run.dir={str(run.root)!r}"]), resume=False)
+
+    beside_it = load_config([], [f"run.dir={str(run.root)!r}", "hub.address='hub:7077'"])
+    checks.check_run_directory(beside_it, resume=False)
+
+    write_whole(run.metrics, "{}\n")
+    with pytest.raises(ConfigError, match="holds a run already"):
+        checks.check_run_directory(beside_it, resume=False)
