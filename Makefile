@@ -9,7 +9,7 @@ RAY_VENV = $(VENV)-ray
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help install train test test-parity test-vllm test-ray smollm2 calibration calibration-vllm chaos fuzz test-resume lint format proto proto-baseline clean
+.PHONY: help install train test test-parity test-vllm test-ray test-compose smollm2 calibration calibration-vllm chaos fuzz test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -112,6 +112,18 @@ calibration-vllm: calibration $(VLLM_VENV)/.installed  ## The same for vLLM on t
 	$(VLLM_VENV)/bin/hetero-rl calibrate --model "$$($(VENV)/bin/python -m hetero_rl.starter.smollm2)" \
 	  --backends vllm-cpu:dtype=float32,vllm-cpu:dtype=bfloat16 \
 	  $(CALIBRATION) --out docs/calibration/smollm2-vllm
+
+# A base image, and the wheels that the CPU images install: what an engine without a network builds from.
+COMPOSE_CACHE ?= .cache/compose
+
+$(COMPOSE_CACHE)/base.tar:
+	tests/compose/prepare.sh base $@
+
+$(COMPOSE_CACHE)/wheels/.complete: $(VENV)/.installed constraints.txt pyproject.toml backends/cpu/pyproject.toml
+	tests/compose/prepare.sh wheels $(COMPOSE_CACHE)/wheels $(VENV)/bin/pip
+
+test-compose: $(VENV)/.installed-test $(COMPOSE_CACHE)/base.tar $(COMPOSE_CACHE)/wheels/.complete  ## Builds the images and trains in containers, on Docker engines of its own.
+	HETERO_RL_COMPOSE_CACHE=$(abspath $(COMPOSE_CACHE)) $(VENV)/bin/python -m pytest -c tests/compose/pytest.ini --rootdir . tests/compose
 
 test-scale: $(VENV)/.installed-test  ## Trains on 1, 2 and 4 ranks and compares.
 	$(VENV)/bin/python -m pytest -m scale tests/scale
