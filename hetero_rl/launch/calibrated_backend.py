@@ -8,6 +8,7 @@ a published version, with a digest of every tensor. Shutdown: the run is closed,
 """
 
 import contextlib
+import functools
 import logging
 import tempfile
 import time
@@ -22,12 +23,13 @@ from hetero_rl.calibration.columns import Floats
 from hetero_rl.calibration.engine_subject import split_scores
 from hetero_rl.calibration.subject import Sampled
 from hetero_rl.config import Config
-from hetero_rl.errors import BackendError, HeteroRLError, LaunchError
+from hetero_rl.errors import BackendError, HeteroRLError, LaunchError, UnreachableError
 from hetero_rl.files import write_whole
 from hetero_rl.launch.hub_access import connect_fleet, probe_hub
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.launch.supervisor import Supervisor
 from hetero_rl.trainer.snapshots import Snapshot
+from hetero_rl.weights.blobs import BlobFile
 from hetero_rl.weights.full import encode_full
 from hetero_rl.weights.model_files import collect_model_files, model_digests
 from hetero_rl.wire.blocking_clients import TrainingClient
@@ -48,11 +50,12 @@ from hetero_rl.wire.messages import (
 )
 from hetero_rl.worker.backend import Backend
 
-__all__ = ["CalibratedBackend", "score_card"]
+__all__ = ["CalibratedBackend", "score_card", "while_unreachable"]
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _TAKE_SECONDS = 20.0
+_UNREACHABLE_SECONDS = 300.0
 _BYTES_PER_TOKEN = 8
 T = TypeVar("T")
 
@@ -162,9 +165,12 @@ class CalibratedBackend:
         with tempfile.TemporaryDirectory(prefix="hetero-rl-calibrate-") as directory:
             encoded = encode_full(snapshot.tensors, Path(directory), version=version, step=version - 1)
             for blob in encoded.blobs:
-                self._port.put_blob(blob.reference, blob.chunks())
-            self._port.publish_version(encoded.manifest)
+                self._repeated(functools.partial(self._upload, blob))
+            self._repeated(lambda: self._port.publish_version(encoded.manifest))
         self._version = version
+
+    def _upload(self, blob: BlobFile) -> None:
+        self._port.put_blob(blob.reference, blob.chunks())
 
     def generate(
         self,
@@ -194,7 +200,7 @@ class CalibratedBackend:
             for number, prompt in enumerate(prompts)
         ]
         self._groups += len(groups)
-        self._port.enqueue_groups(groups)
+        self._repeated(lambda: self._port.enqueue_groups(groups))
         ids = [group.group_id for group in groups]
         finished = self._until(
             lambda: self._port.take_evaluation(ids, wait=_TAKE_SECONDS), f"{len(ids)} groups of completions"
@@ -217,8 +223,9 @@ class CalibratedBackend:
         return found
 
     def _score_part(self, sequences: Sequence[Sequence[int]]) -> list[Floats]:
-        (score_id,) = self._fleet.request_calibration(
-            (self._worker.backend,), score_card(sequences), self._version
+        card = score_card(sequences)
+        (score_id,) = self._repeated(
+            lambda: self._fleet.request_calibration((self._worker.backend,), card, self._version)
         )
 
         def answer() -> Float32Bytes | None:
@@ -250,7 +257,7 @@ class CalibratedBackend:
         """Asks until there is an answer; raises what the supervisor reported, or LaunchError after the patience."""
         deadline = time.monotonic() + self._patience
         while True:
-            answer = ask()
+            answer = self._repeated(ask)
             if answer is not None:
                 return answer
             if self._failure is not None:
@@ -261,6 +268,49 @@ class CalibratedBackend:
                     f"{self.name}: waited {self._patience:.0f} s for {what} in vain; see the logs in {logs}"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _repeated(self, call: Callable[[], T]) -> T:
+        return while_unreachable(
+            call,
+            seconds=_UNREACHABLE_SECONDS,
+            failure=lambda: self._failure,
+            notify=lambda text: _LOG.warning("%s: %s", self.name, text),
+        )
+
+
+def while_unreachable(
+    call: Callable[[], T],
+    *,
+    seconds: float,
+    failure: Callable[[], HeteroRLError | None],
+    notify: Callable[[str], None],
+) -> T:
+    """Makes a call of which a repetition does no harm, again and again while the hub does not answer.
+
+    A hub on a busy machine misses a ping now and then; what was measured for an hour must not end with that.
+
+    Args:
+        call: Raises UnreachableError where there was no answer.
+        seconds: How long it is tried.
+        failure: What the supervisor reported, if anything: then nobody will answer.
+        notify: Takes a sentence for each repetition.
+
+    Raises:
+        UnreachableError: There was no answer in that time.
+        HeteroRLError: What `failure` returned.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except UnreachableError as error:
+            reported = failure()
+            if reported is not None:
+                raise reported from error
+            if time.monotonic() > deadline:
+                raise
+            notify(f"asks again, as the hub does not answer: {error}")
+        time.sleep(_POLL_SECONDS)
 
 
 def score_card(sequences: Sequence[Sequence[int]]) -> ProbeCard:
