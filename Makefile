@@ -98,8 +98,8 @@ smollm2: $(VENV)/.installed $(VLLM_VENV)/.installed  ## Trains SmolLM2-135M with
 	$(VLLM_VENV)/bin/hetero-rl worker $(SMOLLM2) --hub 127.0.0.1:7431 --infer-backend vllm-cpu --name vllm & \
 	  $(VENV)/bin/hetero-rl train $(SMOLLM2); status=$$?; wait; exit $$status
 
-# 96 completions of up to 288 tokens for each backend: enough to see raw weights of bfloat16 cross an effective share of 0.5.
-CALIBRATION = --prompts 24 --tokens 288 --set weights.serving_dtype=float32 --set sampling.max_new_tokens=1024
+# 64 completions of up to 256 tokens for each backend: enough to see raw weights of bfloat16 cross an effective share of 0.5.
+CALIBRATION = --prompts 16 --tokens 256 --set weights.serving_dtype=float32 --set sampling.max_new_tokens=1024
 CALIBRATED = cpu,cpu:dtype=bfloat16,cpu:dtype=float16,cpu:emulate=int8-weights
 
 calibration: $(VENV)/.installed  ## Calibrates CPU backends on SmolLM2-135M into docs/calibration/smollm2 (docs/calibration.md).

@@ -5,7 +5,10 @@ from hetero_rl.launch import calibrated_backend
 from hetero_rl.launch.calibrated_backend import while_unreachable
 
 
-@pytest.fixture(autouse=True)
+pytestmark = pytest.mark.usefixtures("at_once")
+
+
+@pytest.fixture
 def at_once(monkeypatch):
     monkeypatch.setattr(calibrated_backend, "_POLL_SECONDS", 0.0)
 
