@@ -4,7 +4,6 @@ from hetero_rl.errors import LaunchError, UnreachableError
 from hetero_rl.launch import calibrated_backend
 from hetero_rl.launch.calibrated_backend import while_unreachable
 
-
 pytestmark = pytest.mark.usefixtures("at_once")
 
 
