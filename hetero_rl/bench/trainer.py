@@ -2,9 +2,10 @@
 
 A model of SmolLM2-135M's shapes with random weights in float32, one group of 8 completions of 32 to 256 tokens after a
 prompt of 128, VESPO, two threads, wall time: forward, loss, backward, clipping and AdamW. TRL runs in a process of the peers'
-environment (see `hetero_rl.bench.peers`), the steps of both in turns.
+environment (see `hetero_rl.bench.peers`). A round is one step of each: ours, ours with the prompt repeated for each completion, TRL's.
 """
 
+import contextlib
 import dataclasses
 import logging
 import statistics
@@ -15,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from hetero_rl.bench.peers import PEERS_VARIABLE, peer_python, started
+from hetero_rl.bench.peers import PEERS_VARIABLE, Peer, peer_python, started
 from hetero_rl.bench.schema import BenchReport, Figure
-from hetero_rl.bench.timing import Ratio, compare
+from hetero_rl.bench.timing import Ratio
 from hetero_rl.config.tree import OptimizerConfig
 from hetero_rl.estimators import make_estimator
 from hetero_rl.trainer.batch import TrainingBatch
@@ -54,6 +55,18 @@ class Shapes:
     def sharing_bound(self) -> float:
         """G (P + R) / (P + G R)."""
         return (len(self.lengths) * self.prompt + sum(self.lengths)) / self.useful_tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one step, or how many times as many."""
+
+    wall: float
+    cpu: float
+
+    def over(self, other: "Times") -> "Times":
+        """Ratio to another step."""
+        return Times(self.wall / other.wall, self.cpu / other.cpu)
 
 
 QUICK = Shapes(64, 128, 2, 4, 2, 512, 16, (8, 30, 12, 20))
@@ -123,23 +136,21 @@ def run(*, quick: bool = False) -> BenchReport:
             save_model(shapes, directory / "model")
             policy = load_policy(directory / "model", device=torch.device("cpu"), compute_dtype=torch.float32)
             batch = make_batch(shapes, policy)
-            figures = [
-                *_against_trl(shapes, policy, batch, directory),
-                *_sharing(shapes, policy, batch),
-            ]
+            with contextlib.ExitStack() as stack:
+                peer = _peer(shapes, batch, directory, stack)
+                figures = _figures(shapes, _learner(policy), batch, peer)
     finally:
         torch.set_num_threads(threads)
     return BenchReport(bench="trainer", figures=tuple(figures))
 
 
-def _learner(policy: Policy, *, share: bool = True) -> Learner:
+def _learner(policy: Policy) -> Learner:
     return Learner(
         policy,
         make_estimator("vespo", {}),
         # The weights stay where they are for as long as it is measured, so that every step is the same.
         OptimizerConfig(learning_rate=1e-12),
         tokens_per_micro_batch=4096,
-        share_prompts=share,
     )
 
 
@@ -150,14 +161,55 @@ def _step(learner: Learner, batch: TrainingBatch) -> tuple[float, float, int]:
     return result.loss, result.gradient_norm, result.padded_tokens
 
 
-def _sharing(shapes: Shapes, policy: Policy, batch: TrainingBatch) -> list[Figure]:
-    shared, apart = _learner(policy), _learner(policy, share=False)
-    computed = _step(shared, batch)[2] / shapes.useful_tokens
-    ratio = compare(lambda: _step(shared, batch), lambda: _step(apart, batch), pairs=PAIRS)
-    over = Ratio(*(number / shapes.sharing_bound for number in (ratio.value, ratio.low, ratio.high)))
-    useful = "tokens that the trunk computes over tokens of the prompt, once, and of all completions"
-    return [
-        over.figure("shared_prompt_over_bound", _SHARED, target=0.8),
+def _peer(shapes: Shapes, batch: TrainingBatch, directory: Path, stack: contextlib.ExitStack) -> Peer | None:
+    """TRL with the same model and batch; None, with a warning, without the peers' environment."""
+    python = peer_python()
+    if python is None:
+        _LOG.warning(
+            "no peers' environment: `make test-parity` sets one up, or name its interpreter in %s; TRL is left out",
+            PEERS_VARIABLE,
+        )
+        return None
+    from safetensors.torch import save_file
+
+    recorded = record(batch, group_size=len(shapes.lengths), max_new_tokens=max(shapes.lengths))
+    save_file(
+        {
+            "prompt_ids": batch.prompt_ids,
+            "token_ids": batch.token_ids,
+            "lengths": batch.lengths,
+            "behavior_log_probs": batch.behavior_log_probs,
+            "advantages": make_estimator("vespo", {}).prepare(recorded).advantages,
+        },
+        directory / "batch.safetensors",
+    )
+    return stack.enter_context(started(python, "hetero_rl.bench.peer_trl", str(directory)))
+
+
+def _figures(shapes: Shapes, learner: Learner, batch: TrainingBatch, peer: Peer | None) -> list[Figure]:
+    """Rounds of a step that shares the prompt, one that repeats it, and one of TRL; each step is in both comparisons."""
+    theirs = None if peer is None else peer.ask(do="step")
+    ours = _step(learner, batch)
+    sharing, against = [], []
+    for number in range(PAIRS):
+        own: dict[str, Times] = {}
+        # Who comes first changes, so that what slows the machine down for a while does not always hit the same one.
+        order = ("shared", "apart", "trl") if number % 2 else ("trl", "apart", "shared")
+        for name in order:
+            if name == "trl":
+                if peer is not None:
+                    answer = peer.ask(do="step")
+                    own[name] = Times(answer["seconds"], answer["cpu_seconds"])
+                continue
+            learner.share_prompts = name == "shared"
+            own[name] = _measured(lambda: _step(learner, batch))
+        sharing.append(own["apart"].wall / own["shared"].wall / shapes.sharing_bound)
+        if peer is not None:
+            against.append(own["trl"].over(own["shared"]))
+    learner.share_prompts = True
+    computed = ours[2] / shapes.useful_tokens
+    figures = [
+        _ratio(sharing).figure("shared_prompt_over_bound", _SHARED, target=0.8),
         Figure(
             name="packed_over_useful",
             value=computed,
@@ -166,48 +218,22 @@ def _sharing(shapes: Shapes, policy: Policy, batch: TrainingBatch) -> list[Figur
             high=computed,
             target=1.05,
             relation="<=",
-            baseline=useful,
+            baseline="tokens that the trunk computes over tokens of the prompt, once, and of all completions",
         ),
     ]
+    return figures if theirs is None else [*_against_trl(theirs, ours, against), *figures]
 
 
-def _against_trl(shapes: Shapes, policy: Policy, batch: TrainingBatch, directory: Path) -> Sequence[Figure]:
-    python = peer_python()
-    if python is None:
-        _LOG.warning(
-            "no peers' environment: `make test-parity` sets one up, or name its interpreter in %s; TRL is left out",
-            PEERS_VARIABLE,
-        )
-        return []
-    from safetensors.torch import save_file
-
-    learner = _learner(policy)
-    recorded = record(batch, group_size=len(shapes.lengths), max_new_tokens=max(shapes.lengths))
-    advantages = make_estimator("vespo", {}).prepare(recorded).advantages
-    save_file(
-        {
-            "prompt_ids": batch.prompt_ids,
-            "token_ids": batch.token_ids,
-            "lengths": batch.lengths,
-            "behavior_log_probs": batch.behavior_log_probs,
-            "advantages": advantages,
-        },
-        directory / "batch.safetensors",
-    )
-    with started(python, "hetero_rl.bench.peer_trl", str(directory)) as peer:
-        theirs, ours = peer.ask(do="step"), _step(learner, batch)
-        ratios = []
-        for number in range(PAIRS):
-            own = _seconds(lambda: _step(learner, batch)) if number % 2 else 0.0
-            other = peer.ask(do="step")["seconds"]
-            ratios.append(other / (own or _seconds(lambda: _step(learner, batch))))
+def _against_trl(
+    theirs: dict[str, float], ours: tuple[float, float, int], ratios: Sequence[Times]
+) -> list[Figure]:
     worst = max(
         abs(theirs[name] - value) / abs(value)
         for name, value in zip(("loss", "gradient_norm"), ours[:2], strict=True)
     )
-    ratio = Ratio(statistics.median(ratios), min(ratios), max(ratios))
     return [
-        ratio.figure("step_over_trl", _TRL, target=1.5),
+        _ratio([ratio.wall for ratio in ratios]).figure("step_over_trl", _TRL, target=1.5),
+        _ratio([ratio.cpu for ratio in ratios]).figure("step_cpu_over_trl", f"{_TRL}; but CPU time"),
         Figure(
             name="loss_and_gradient_norm_difference",
             value=worst,
@@ -219,7 +245,11 @@ def _against_trl(shapes: Shapes, policy: Policy, batch: TrainingBatch, directory
     ]
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+def _ratio(values: Sequence[float]) -> Ratio:
+    return Ratio(statistics.median(values), min(values), max(values))
+
+
+def _measured(work: Callable[[], object]) -> Times:
+    begun, computed = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - begun
+    return Times(time.perf_counter() - begun, time.process_time() - computed)

@@ -18,7 +18,9 @@ A model takes part if it reads its attention function from transformers' registr
 """
 
 import dataclasses
+import functools
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,6 +68,8 @@ class PackedLayout:
     groups: Groups
     gathered: Gathered | None = None
     """None: attention is cut."""
+    masks: Mapping[tuple[int, int], Tensor] = dataclasses.field(default_factory=dict)
+    """Cut attention: what a completion sees, [R, P + R] added to scores, by P and R. Made once for all layers."""
 
     @classmethod
     def of(cls, groups: Groups, kind: str = "cpu") -> "PackedLayout":
@@ -78,14 +82,19 @@ class PackedLayout:
         cut = sum(size * (prompt + size) for prompt, size in sizes)
         cut += (len(sizes) + len(groups)) * CALL_COST.get(kind, CALL_COST_ELSEWHERE)
         padded = len(sizes) * longest * (longest_prompt + longest) + len(groups) * longest_prompt**2
-        return cls(groups, _gather(groups) if padded <= cut else None)
+        if padded <= cut:
+            return cls(groups, _gather(groups))
+        return cls(groups, None, {pair: _seen(*pair) for pair in sizes})
 
     def to(self, device: torch.device) -> "PackedLayout":
         """The same on another device, with the way of attention that suits it."""
         if device.type == "cpu":
             return self
         chosen = PackedLayout.of(self.groups, device.type)
-        return PackedLayout(self.groups, None if chosen.gathered is None else chosen.gathered.to(device))
+        gathered = None if chosen.gathered is None else chosen.gathered.to(device)
+        return PackedLayout(
+            self.groups, gathered, {pair: mask.to(device) for pair, mask in chosen.masks.items()}
+        )
 
 
 def packed_attention(
@@ -128,12 +137,7 @@ def packed_attention(
     scaling = options.get("scaling")
     if packed_layout.gathered is not None:
         return _attend_gathered(query, key, value, packed_layout.gathered, scaling), None
-    parts = [
-        part
-        for start, prompt, completions in _starts(packed_layout.groups)
-        for part in _attend_group(query, key, value, start, prompt, completions, scaling)
-    ]
-    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+    return _attend_cut(query, key, value, packed_layout, scaling), None
 
 
 def _mask_of(*args: Any, **named: Any) -> Tensor | None:
@@ -238,48 +242,38 @@ def _starts(groups: Groups) -> list[tuple[int, int, tuple[int, ...]]]:
     return found
 
 
-def _attend_group(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    start: int,
-    prompt: int,
-    completions: tuple[int, ...],
-    scaling: float | None,
-) -> list[Tensor]:
-    """Attention of one group: of its prompt, and of each completion behind it."""
-    attend = torch.nn.functional.scaled_dot_product_attention
-    shared = key.shape[1] != query.shape[1]
-    end = start + prompt
-    before_key, before_value = key[:, :, start:end], value[:, :, start:end]
-    parts = [
-        attend(
-            query[:, :, start:end],
-            before_key,
-            before_value,
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=shared,
-        )
-    ]
-    for size in completions:
-        if not size:
-            continue
-        own = slice(end, end + size)
-        # Query i of the completion sees the whole prompt and the completion up to i.
-        visible = torch.ones(size, prompt + size, dtype=torch.bool, device=query.device).tril(prompt)
-        parts.append(
-            attend(
-                query[:, :, own],
-                torch.cat([before_key, key[:, :, own]], 2),
-                torch.cat([before_value, value[:, :, own]], 2),
-                attn_mask=visible,
-                scale=scaling,
-                enable_gqa=shared,
-            )
-        )
-        end += size
-    return parts
+def _attend_cut(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scaling: float | None
+) -> Tensor:
+    """Attention [1, T, H, d] of each prompt, and of each completion behind it."""
+    attend = functools.partial(
+        torch.nn.functional.scaled_dot_product_attention,
+        scale=scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    # One split for all: its gradient is one concatenation, that of a slice is a row of zeros for each slice.
+    sizes = [size for prompt, completions in layout.groups for size in (prompt, *completions)]
+    pieces = zip(*(torch.split(each, sizes, 2) for each in (query, key, value)), strict=True)
+    parts = []
+    for prompt, completions in layout.groups:
+        own_query, before_key, before_value = next(pieces)
+        parts.append(attend(own_query, before_key, before_value, is_causal=True))
+        for size in completions:
+            own_query, own_key, own_value = next(pieces)
+            if not size:
+                continue
+            mask = layout.masks.get((prompt, size))
+            if mask is None:
+                mask = _seen(prompt, size).to(query.device)
+            keys, values = torch.cat([before_key, own_key], 2), torch.cat([before_value, own_value], 2)
+            parts.append(attend(own_query, keys, values, attn_mask=mask.to(query.dtype)))
+    return torch.cat(parts, 2).transpose(1, 2).contiguous()
+
+
+def _seen(prompt: int, size: int) -> Tensor:
+    """[R, P + R] float32: 0 where query i of a completion sees a key, the whole prompt and the completion up to i; else -inf."""
+    mask = torch.full((size, prompt + size), float("-inf"))
+    return mask.triu_(prompt + 1)
 
 
 def enable_packing(model: Any, device: torch.device) -> bool:

@@ -70,13 +70,15 @@ class StepResult:
 
 
 def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the float32 master weights."""
+    """AdamW over the float32 master weights, on a processor in one pass over them."""
     return torch.optim.AdamW(
         policy.parameters(),
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.epsilon,
         weight_decay=config.weight_decay,
+        # Elsewhere the fused one wants the count of steps on the device, where a checkpoint does not put it.
+        fused=True if policy.device.type == "cpu" else None,
     )
 
 

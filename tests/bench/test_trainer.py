@@ -23,7 +23,7 @@ def test_the_bound_of_sharing_counts_the_prompt_once():
 def test_figures_of_packing_are_computed_from_real_steps(policy):
     batch = trainer.make_batch(SHAPES, policy)
 
-    shared, computed = trainer._sharing(SHAPES, policy, batch)
+    shared, computed = trainer._figures(SHAPES, trainer._learner(policy), batch, None)
 
     # 6 prompt tokens and all but the last of 2, 5 and 3.
     assert computed.value == pytest.approx(13 / 16)
@@ -38,3 +38,20 @@ def test_the_recorded_log_probs_are_near_those_of_the_policy(policy):
     own = trainer.action_log_probs(policy, batch, ((0, 1, 2),), 1.0)
 
     assert 0 < (batch.behavior_log_probs - own).abs().max() < 0.1
+
+
+def test_steps_are_compared_with_a_peers_in_wall_and_cpu_time(policy):
+    batch = trainer.make_batch(SHAPES, policy)
+    learner = trainer._learner(policy)
+    loss, norm, _ = trainer._step(learner, batch)
+
+    class Peer:
+        def ask(self, **question):
+            return {"seconds": 1e6, "cpu_seconds": 2e6, "loss": loss, "gradient_norm": 2 * norm}
+
+    wall, cpu, difference, *_ = trainer._figures(SHAPES, learner, batch, Peer())
+
+    assert (wall.name, cpu.name) == ("step_over_trl", "step_cpu_over_trl")
+    assert wall.met
+    assert cpu.value > 1
+    assert difference.value == pytest.approx(1)

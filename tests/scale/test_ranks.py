@@ -56,8 +56,8 @@ def stored(directory, kind):
 
 
 def assert_same(found, expected, first, second, kinds=("model", "optimizer")):
-    assert found["refused"]
-    assert expected["refused"]
+    # Estimators that scale rewards train the poisoned batch; all ranks must agree on it.
+    assert found["refused"] == expected["refused"]
     for one, other in zip(found["steps"], expected["steps"], strict=True):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
     assert found["tensors"] == expected["tensors"]
@@ -74,6 +74,7 @@ def test_two_ranks_do_what_one_does(script, model, tmp_path):
 
     found = on_ranks(2, model, tmp_path / "2", "vespo")
 
+    assert found["refused"]
     assert_same(found, expected, tmp_path / "2", tmp_path / "1")
 
 
