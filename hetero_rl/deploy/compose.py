@@ -27,6 +27,7 @@ __all__ = ["compose_for_any_host", "compose_for_host", "env_for_host", "to_yaml"
 
 Compose = dict[str, Any]
 _VOLUMES = ("runs", "credentials", "authority", "cache", "relay-cache", "prometheus", "grafana")
+_CONFIGS = ("${HETERO_RL_CONFIG_DIR:-../configs}:/configs:ro",)
 _VENDORS = ("cuda", "rocm", "ascend")
 _USER = "${HETERO_RL_UID:-1000}:${HETERO_RL_GID:-1000}"
 
@@ -56,6 +57,7 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             configuration="${HETERO_RL_CONFIG:-/configs/quickstart.toml}",
             needs=_needs(backends, "cuda"),
             devices=("${HETERO_RL_TRAINER_DEVICE:-0}",),
+            mounts=_CONFIGS,
             flags=METRICS_LISTEN,
         ),
         "trainer-cpu": trainer_service(
@@ -63,6 +65,7 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             runs="runs",
             configuration="${HETERO_RL_CONFIG:-/configs/quickstart.toml}",
             needs=None,
+            mounts=_CONFIGS,
             flags=METRICS_LISTEN,
         ),
         "worker-cpu": worker_service(

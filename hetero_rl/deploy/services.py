@@ -118,6 +118,7 @@ def trainer_service(
     configuration: str,
     needs: ContainerNeeds | None,
     devices: Sequence[str] = (),
+    mounts: Sequence[str] = (),
     flags: Sequence[str] = (),
 ) -> Service:
     """The trainer, which ends with the run.
@@ -128,6 +129,7 @@ def trainer_service(
         configuration: Path of the settings inside.
         needs: Container needs of the devices to train on; None trains on CPUs.
         devices: Ids of those devices.
+        mounts: Further entries of `volumes:`.
         flags: Further arguments of the command.
     """
     service = {
@@ -147,7 +149,7 @@ def trainer_service(
             *flags,
             "${HETERO_RL_TRAIN_FLAGS:---set=logging.live=false}",
         ],
-        "volumes": [f"{runs}:/runs", f"{place.credentials}:{CREDENTIALS_DIR}:ro"],
+        "volumes": [f"{runs}:/runs", f"{place.credentials}:{CREDENTIALS_DIR}:ro", *mounts],
         # The run directory is the hub's as well, and a finished run needs no trainer.
         "restart": "on-failure:3",
     }

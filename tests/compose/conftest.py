@@ -1,7 +1,7 @@
 """Hosts with Docker engines, and images that were built without a network from docker/ as it is.
 
 HETERO_RL_COMPOSE_CACHE names the directory that `make test-compose` prepared; without it nothing here is collected. With
-HETERO_RL_COMPOSE_DATA set, the first engine keeps its data there, so that the next run finds every layer that did not change.
+HETERO_RL_COMPOSE_DATA set, the engines of the hosts keep their images below it, so that the next run finds every layer that did not change.
 """
 
 import os
@@ -151,10 +151,16 @@ def checkout(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def first_host(engines, with_base, checkout, figures):
-    """An engine that has built the images of hub, CPU trainer and CPU worker."""
+def kept_data():
+    """Says where the engine of a host keeps its data; None is for the time of the test."""
     kept = os.environ.get("HETERO_RL_COMPOSE_DATA")
-    engine = engines("a", flags=("--data-root", kept) if kept else ())
+    return lambda host: Path(kept) / host if kept else None
+
+
+@pytest.fixture(scope="session")
+def first_host(engines, with_base, checkout, kept_data, figures):
+    """An engine that has built the images of hub, CPU trainer and CPU worker."""
+    engine = engines("a", data=kept_data("a"))
     with_base(engine)
     begun = time.monotonic()
     files = ("-f", checkout / "docker" / "compose.yaml", "-f", checkout / "offline.yaml")

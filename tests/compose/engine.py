@@ -25,6 +25,7 @@ COMPOSE = Path(_PACKAGE.origin if _PACKAGE else "/compose").parent / "docker-com
 PROGRAMS = ("dockerd", "containerd", "runc", "docker", "nsenter", "unshare", "ip", "tc")
 PATIENCE = 1800.0
 _START_SECONDS = 90.0
+_OWN_PROGRAMS = ("dockerd", "containerd", "docker-proxy", "docker-init", "runc")
 _STOP_SECONDS = 120.0
 
 
@@ -67,11 +68,12 @@ class Engine:
         name: Of its network namespace.
         directory: Everything it writes.
         programs: A directory that comes first in dockerd's PATH.
+        data: Where images and containers are kept; in `directory` if not given.
         prepare: Shell text that is run in its mount namespace before dockerd.
         flags: Further arguments of dockerd.
     """
 
-    def __init__(self, name, directory, *, programs=None, prepare="", flags=()):
+    def __init__(self, name, directory, *, programs=None, data=None, prepare="", flags=()):
         self.name = name
         self.directory = directory
         self.socket = directory / "docker.sock"
@@ -79,6 +81,7 @@ class Engine:
         self.config = directory / "client"
         path = os.environ["PATH"]
         self.path = f"{programs}:{path}" if programs else path
+        self.data = data or directory / "data"
         self.prepare = prepare
         self.flags = flags
         self.process = None
@@ -120,7 +123,7 @@ class Engine:
     def _command(self):
         dockerd = [
             "dockerd",
-            *("--data-root", self.directory / "data", "--exec-root", self.directory / "exec"),
+            *("--data-root", self.data, "--exec-root", self.directory / "exec"),
             *("--pidfile", self.directory / "dockerd.pid", "--host", f"unix://{self.socket}"),
             *("--storage-driver", "overlay2", "--bip", "172.30.0.1/24"),
             *("--default-address-pool", "base=172.31.0.0/16,size=24", *self.flags),
@@ -177,6 +180,9 @@ def leftovers(engine):
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if str(engine.directory) in command:
+            # Whoever lists files names them as well.
+            if str(engine.directory) in command and Path(command.split(" ")[0]).name.startswith(
+                _OWN_PROGRAMS
+            ):
                 found.append(f"process {process.name}: {command}")
     return found

@@ -16,12 +16,14 @@ HUB, TRAINER, WORKER = (f"hetero-rl-{service}-1" for service in ("hub", "trainer
 
 @pytest.fixture
 def stack(first_host, checkout, settings, tmp_path):
-    """Calls docker-compose with the committed file; the only changes are the settings of a shorter run, mounted where it looks for them."""
-    config = settings(tmp_path / "short.toml", STEPS)
-    override = tmp_path / "override.yaml"
-    override.write_text(f"services:\n  trainer-cpu:\n    volumes: [{config}:/configs/short.toml:ro]\n")
-    files = ("-f", checkout / "docker" / "compose.yaml", "-f", override, "--profile", "cpu")
-    env = {"HETERO_RL_CONFIG": "/configs/short.toml", "HETERO_RL_WORKER_THREADS": "1"}
+    """Calls docker-compose with the committed file; its own variables name the settings of a shorter run."""
+    configs = settings(tmp_path / "configs" / "short.toml", STEPS).parent
+    files = ("-f", checkout / "docker" / "compose.yaml", "--profile", "cpu")
+    env = {
+        "HETERO_RL_CONFIG_DIR": str(configs),
+        "HETERO_RL_CONFIG": "/configs/short.toml",
+        "HETERO_RL_WORKER_THREADS": "1",
+    }
 
     def call(*arguments, **options):
         return first_host.compose(*files, *arguments, env=env, **options)

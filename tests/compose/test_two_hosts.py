@@ -51,32 +51,28 @@ user = "{OWNER}:{OWNER}"
 
 SSH = """#!/bin/sh
 # ssh TARGET COMMAND: on the engine and in the home directory of that host.
-. "{hosts}/$1.env"
+. "HOSTS/$1.env"
 cd "$HOME" && exec sh -c "$2"
 """
-SCP = f"""#!/bin/sh
+SCP = """#!/bin/sh
 # scp -pr FROM/. TARGET:DIR/: the copy belongs to the user of that host.
-target="${{3%%:*}}" directory="${{3#*:}}"
-. "{{hosts}}/$target.env"
-cp -a "$2" "$HOME/$directory" && chown -R {OWNER}:{OWNER} "$HOME/$directory"
+target="${3%%:*}" directory="${3#*:}"
+. "HOSTS/$target.env"
+cp -a "$2" "$HOME/$directory" && chown -R OWNER:OWNER "$HOME/$directory"
 """
 
 
 @pytest.fixture
-def second_host(engines, first_host, figures):
+def second_host(engines, first_host, kept_data, figures):
     """An engine that has the worker's image from the first one."""
-    engine = engines("b")
+    engine = engines("b", data=kept_data("b"))
     begun = time.monotonic()
-    saving = subprocess.Popen(
-        [shutil.which("docker"), "save", "hetero-rl/worker-cpu:0.1.0"],
-        env=first_host.env,
-        stdout=subprocess.PIPE,
-    )
-    loading = [shutil.which("docker"), "load", "--quiet"]
-    subprocess.run(
-        loading, env=engine.env, stdin=saving.stdout, check=True, timeout=1500, stdout=subprocess.DEVNULL
-    )
-    assert saving.wait(60) == 0
+    docker, image = shutil.which("docker"), "hetero-rl/worker-cpu:0.1.0"
+    with subprocess.Popen([docker, "save", image], env=first_host.env, stdout=subprocess.PIPE) as saving:
+        loading = subprocess.run(
+            [docker, "load", "--quiet"], env=engine.env, stdin=saving.stdout, check=False, timeout=1500
+        )
+    assert (saving.returncode, loading.returncode) == (0, 0)
     figures(f"moving the worker's image to another engine took {time.monotonic() - begun:.0f} s")
     return engine
 
@@ -129,7 +125,9 @@ def hosts(first_host, second_host, tmp_path, monkeypatch):
         text = "".join(f"export {key}='{value}'\n" for key, value in values.items())
         (tmp_path / "hosts" / f"{ADDRESSES[name]}.env").write_text(text)
     for name, text in (("ssh", SSH), ("scp", SCP)):
-        (programs / name).write_text(text.format(hosts=tmp_path / "hosts"))
+        (programs / name).write_text(
+            text.replace("HOSTS", str(tmp_path / "hosts")).replace("OWNER", str(OWNER))
+        )
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     # The containers' user enters the directories that are mounted, and a temporary directory is its owner's alone.
