@@ -9,7 +9,7 @@ RAY_VENV = $(VENV)-ray
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help install train test test-parity test-vllm test-ray test-compose smollm2 calibration calibration-vllm chaos fuzz test-resume lint format proto proto-baseline clean
+.PHONY: help install train test test-parity test-vllm test-ray test-compose smollm2 calibration calibration-vllm chaos chaos-processes fuzz test-frozen test-partition test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -51,8 +51,17 @@ $(PARITY_VENV)/.installed: constraints-parity.txt
 test-parity: $(PARITY_VENV)/.installed  ## Compares the estimators with trl, verl and arviz, in an environment of their own.
 	PYTHONPATH=. $(PARITY_VENV)/bin/python -m pytest -c tests/parity/pytest.ini --rootdir . tests/parity
 
-chaos: $(VENV)/.installed-test  ## Kills hub, trainer and workers for CHAOS_SECONDS (600), from CHAOS_SEED on.
+chaos: $(VENV)/.installed-test  ## Kills a hub, a trainer and workers without an engine for CHAOS_SECONDS (600); totals in CHAOS_DIR.
+	$(VENV)/bin/python -m tests.chaos.campaign $${CHAOS_DIR:-runs/chaos} --seconds $${CHAOS_SECONDS:-600} --seed $${CHAOS_SEED:-1}
+
+chaos-processes: $(VENV)/.installed-test  ## The same with the real worker and whole processes, from CHAOS_SEED on.
 	CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(VENV)/bin/python -m pytest -s tests/chaos/test_kills.py
+
+test-frozen: $(VENV)/.installed-test  ## Freezes 50 workers and measures when others have their work.
+	$(VENV)/bin/python -m tests.chaos.frozen
+
+test-partition: $(VENV)/.installed-test  ## Cuts the line between two network namespaces (root) and measures the recovery.
+	$(VENV)/bin/python -m tests.chaos.partition
 
 fuzz: $(VENV)/.installed-test  ## Sends FUZZ_MESSAGES (200000) hostile messages to a hub.
 	FUZZ_MESSAGES=$${FUZZ_MESSAGES:-200000} $(VENV)/bin/python -m pytest -s tests/chaos/test_fuzz.py

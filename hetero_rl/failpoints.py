@@ -7,7 +7,7 @@ one comparison. Names say what was just done, such as "after_commit_before_ack:s
 import os
 import signal
 
-__all__ = ["VARIABLE", "reach"]
+__all__ = ["VARIABLE", "arm", "reach"]
 
 VARIABLE = "HETERO_RL_FAILPOINT"
 
@@ -27,10 +27,19 @@ class _Armed:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-_armed = _Armed(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+_armed: _Armed | None = None
+
+
+def arm(setting: str) -> None:
+    """Makes this process die at NAME or NAME@N; an empty text disarms it."""
+    global _armed  # ruff: ignore[global-statement] a process dies as a whole
+    _armed = _Armed(setting) if setting else None
 
 
 def reach(name: str) -> None:
     """Marks a place; kills this process when the place is the armed one."""
     if _armed is not None:
         _armed.reach(name)
+
+
+arm(os.environ.get(VARIABLE, ""))

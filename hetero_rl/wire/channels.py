@@ -43,6 +43,11 @@ _BULK_PING_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 15_000
 _MAX_CONNECTION_AGE_MS = 30 * 60_000
 _CONNECTION_GRACE_MS = 60_000
+# After a cut gRPC itself would try again up to two minutes later. One attempt gets the time that a TLS handshake takes
+# on a slow line.
+_FIRST_RECONNECT_MS = 200
+_LONGEST_RECONNECT_MS = 5_000
+_CONNECT_ATTEMPT_MS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,6 +98,9 @@ def _client_options(max_message_bytes: int, ping_timeout_ms: int) -> Options:
         ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
+        ("grpc.max_reconnect_backoff_ms", _LONGEST_RECONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", _CONNECT_ATTEMPT_MS),
         ("grpc.enable_retries", 0),
         # Channels with equal options to one address would share a connection.
         ("grpc.use_local_subchannel_pool", 1),

@@ -24,7 +24,10 @@ async def heartbeat_loop(session: Session) -> None:
     """Runs until it is cancelled; raises what ends the worker."""
     while True:
         syncs = tuple(session.weight_syncs)[:_SYNCS_PER_BEAT]
-        reply = await session.link.call("heartbeat", partial(_beat, session, syncs))
+        # Its repeats are never further apart than heartbeats are: the first that gets through after a cut wakes every
+        # other call that waits for its repeat.
+        interval = session.link.grant.heartbeat_interval
+        reply = await session.link.call("heartbeat", partial(_beat, session, syncs), longest_delay=interval)
         _forget_reported(session, syncs)
         _hear(session, reply)
         await asyncio.sleep(session.link.grant.heartbeat_interval)

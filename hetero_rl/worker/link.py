@@ -69,8 +69,19 @@ class Link:
         self._joins += 1
         return self._grant
 
-    async def call(self, what: str, attempt: Callable[[WorkerIdentity], Awaitable[T]]) -> T:
+    async def call(
+        self,
+        what: str,
+        attempt: Callable[[WorkerIdentity], Awaitable[T]],
+        *,
+        longest_delay: float | None = None,
+    ) -> T:
         """Makes a call in the worker's name until it is answered.
+
+        Args:
+            what: The call, for the log.
+            attempt: Makes it once.
+            longest_delay: Most seconds before a repeat, if less than the pacing's.
 
         Raises:
             RefusedError: The hub said no, for a reason that stays.
@@ -80,16 +91,18 @@ class Link:
         for _ in range(_JOINS_PER_CALL):
             joins = self._joins
             try:
-                return await self.repeat(what, lambda: attempt(self.identity))
+                return await self.repeat(what, lambda: attempt(self.identity), longest_delay=longest_delay)
             except RefusedError as error:
                 if error.reason != "NOT_FOUND":
                     raise
                 await self._join_again(joins, error)
-        return await self.repeat(what, lambda: attempt(self.identity))
+        return await self.repeat(what, lambda: attempt(self.identity), longest_delay=longest_delay)
 
-    async def repeat(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Makes a call until it is answered; raises like `call`."""
-        backoff = Backoff(self._pacing)
+    async def repeat(
+        self, what: str, attempt: Callable[[], Awaitable[T]], *, longest_delay: float | None = None
+    ) -> T:
+        """Makes a call until it is answered; arguments and errors like those of `call`."""
+        backoff = Backoff(self._pacing, longest_delay=longest_delay)
         while True:
             try:
                 answer = await attempt()

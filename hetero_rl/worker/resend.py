@@ -50,15 +50,17 @@ class Pacing:
 class Backoff:
     """Delays between repeats: uniform between 0 and a bound that doubles."""
 
-    def __init__(self, pacing: Pacing, draw: random.Random | None = None) -> None:
-        self._pacing = pacing
-        self._bound = pacing.first_delay
+    def __init__(
+        self, pacing: Pacing, draw: random.Random | None = None, *, longest_delay: float | None = None
+    ) -> None:
+        self._longest = min(pacing.longest_delay, longest_delay or pacing.longest_delay)
+        self._bound = min(pacing.first_delay, self._longest)
         self._draw = draw or random.SystemRandom()
 
     def next_delay(self) -> float:
         """Seconds to wait before the next repeat."""
         delay = self._draw.uniform(0, self._bound)
-        self._bound = min(2 * self._bound, self._pacing.longest_delay)
+        self._bound = min(2 * self._bound, self._longest)
         return delay
 
 

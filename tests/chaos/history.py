@@ -3,14 +3,19 @@
 Every process appends to one file with O_APPEND, so lines are whole and in the order in which they were written, and a process that is
 killed takes nothing with it. Events:
 
-    acknowledged   worker, epoch, sequence, samples {"GROUP/INDEX": digest of its tokens and log-probabilities}
+    sent           submissions (their number), fate: "once", "twice", "request lost" or "reply lost"
+    acknowledged   worker, epoch, samples {"GROUP/INDEX": digest of its tokens and log-probabilities}
+    stored_again   worker, epoch, sequence: what was on disk was taken for new
     taken          trainer_epoch, step, samples {"GROUP/INDEX": digest}, lags [..]
     killed         role, how
+
+Each has its time, `at`, in seconds of the machine's monotonic clock, which all processes share.
 """
 
 import dataclasses
 import json
 import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -33,12 +38,17 @@ class History:
         self.path = Path(path)
 
     def note(self, event, **fields):
-        line = json.dumps({"event": event, **fields}, sort_keys=True) + "\n"
+        line = json.dumps({"event": event, "at": round(time.monotonic(), 3), **fields}) + "\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+    @property
+    def size(self):
+        """Bytes written so far."""
+        return self.path.stat().st_size if self.path.exists() else 0
 
     def read(self):
         if not self.path.exists():
@@ -62,6 +72,7 @@ def judge(events, applied, *, total_steps, max_lag, samples_per_step):
         *_lags(applied, max_lag),
         *_acknowledged(events, applied),
         *_taken(events, applied),
+        *_stored_again(events),
     ]
 
 
@@ -107,3 +118,12 @@ def _taken(events, applied):
     for event in events:
         if event["event"] == "taken" and event["samples"] != final.get(event["step"], event["samples"]):
             yield f"step {event['step']} was handed out with other samples before"
+
+
+def _stored_again(events):
+    for event in events:
+        if event["event"] == "stored_again":
+            yield (
+                f"submission {event['sequence']} of {event['worker']}, epoch {event['epoch']}, was stored already and was "
+                "taken for new"
+            )

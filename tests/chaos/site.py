@@ -9,7 +9,6 @@ A role that ends, by the driver's SIGKILL or at a failpoint, is started again at
 itself. Every process is a child of the driver and is ended by its id.
 """
 
-import json
 import os
 import random
 import signal
@@ -17,10 +16,10 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.chaos.history import History, judge
+from tests.chaos.roles import free_port, make_model
 from tests.chaos.trainer_process import Settings, read_applied
 
 __all__ = ["Site"]
@@ -72,9 +71,7 @@ class Site:
         self.roles = ["hub", "trainer", *(f"w{number}" for number in range(workers))]
         self.processes = {}
         self.kills = 0
-        (directory / "model").mkdir(parents=True)
-        (directory / "model" / "config.json").write_text('{"vocab_size": 16}')
-        (directory / "model" / "vocab.txt").write_text("a")
+        make_model(directory)
 
     @property
     def address(self):
@@ -175,8 +172,8 @@ class Site:
                 *("--set", "hub.lease_seconds=5"),
             ]
         if role == "trainer":
-            settings = json.dumps(asdict(self.settings))
-            return [*python, "tests.chaos.trainer_process", self.address, str(self.directory), settings]
+            arguments = (self.address, str(self.directory), self.settings.json())
+            return [*python, "tests.chaos.trainer_process", *arguments]
         seed = str(self.random.getrandbits(32))
         return [
             *(*python, "tests.chaos.worker_process", self.address, str(self.directory)),
@@ -196,11 +193,6 @@ class Site:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait(30)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def small_settings(total_steps):

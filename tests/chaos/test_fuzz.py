@@ -46,6 +46,7 @@ ANSWERS = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.DATA_LOSS,
     grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.CANCELLED,  # by this side, see `call`
 }
 KNOWN = ("w0", "w1", "chaos", "g0", "g1", "lease-1", "default")
 
@@ -122,16 +123,26 @@ def one_message(draw, method):
 
 
 async def call(channel, path, method, data):
+    started = _start(channel, path, method, data)
     try:
-        await _started(channel, path, method, data)
+        if method.server_streaming:
+            async for _ in started:
+                pass
+        else:
+            await started
     except grpc.aio.AioRpcError as error:
         return error.code()
+    except asyncio.CancelledError:
+        # gRPC cancels a call of its own accord when the answer came while it was still writing the request.
+        if asyncio.current_task().cancelling():
+            raise
+        return await started.code()
     return grpc.StatusCode.OK
 
 
-async def _started(channel, path, method, data):
+def _start(channel, path, method, data):
     if method.client_streaming:
-        return await channel.stream_unary(path)(iter(data), timeout=1)
+        return channel.stream_unary(path)(iter(data), timeout=1)
     if not method.server_streaming:
-        return await channel.unary_unary(path)(data[0], timeout=0.3)
-    return [answer async for answer in channel.unary_stream(path)(data[0], timeout=1)]
+        return channel.unary_unary(path)(data[0], timeout=0.3)
+    return channel.unary_stream(path)(data[0], timeout=1)

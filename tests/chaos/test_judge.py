@@ -57,11 +57,18 @@ def test_a_batch_that_changes_when_it_is_handed_out_again_is_named():
     assert problems(events=events) == ["step 2 was handed out with other samples before"]
 
 
+def test_a_submission_that_is_stored_twice_is_named():
+    again = {"event": "stored_again", "worker": "w", "epoch": 1, "sequence": 7}
+    assert problems(events=[*EVENTS, again]) == [
+        "submission 7 of w, epoch 1, was stored already and was taken for new"
+    ]
+
+
 def test_a_history_is_read_as_it_was_written(tmp_path):
     history = History(tmp_path / "history.jsonl")
-    history.note("killed", role="hub")
-    history.note("taken", step=1, samples={})
+    history.note("killed", role="hub", at=1.5)
+    history.note("taken", step=1, samples={}, at=2.5)
     assert history.read() == [
-        {"event": "killed", "role": "hub"},
-        {"event": "taken", "step": 1, "samples": {}},
+        {"event": "killed", "role": "hub", "at": 1.5},
+        {"event": "taken", "step": 1, "samples": {}, "at": 2.5},
     ]

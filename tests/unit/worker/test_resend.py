@@ -9,13 +9,19 @@ from hetero_rl.errors import FencedError, InvalidMessageError, RefusedError, Unr
 from hetero_rl.worker.resend import Backoff, Contact, Pacing, may_pass
 
 
-def test_delays_are_drawn_below_a_bound_that_doubles_up_to_the_longest():
-    class Highest(random.Random):  # ruff: ignore[suspicious-non-cryptographic-random-usage] - jitter
-        def uniform(self, a, b):
-            return b
+class Highest(random.Random):  # ruff: ignore[suspicious-non-cryptographic-random-usage] - jitter
+    def uniform(self, a, b):
+        return b
 
+
+def test_delays_are_drawn_below_a_bound_that_doubles_up_to_the_longest():
     backoff = Backoff(Pacing(first_delay=0.2, longest_delay=1.0), Highest())
     assert [backoff.next_delay() for _ in range(5)] == pytest.approx([0.2, 0.4, 0.8, 1.0, 1.0])
+
+
+def test_a_call_of_its_own_rhythm_is_repeated_no_later_than_that():
+    backoff = Backoff(Pacing(first_delay=0.2, longest_delay=20.0), Highest(), longest_delay=0.5)
+    assert [backoff.next_delay() for _ in range(4)] == [0.2, 0.4, 0.5, 0.5]
 
 
 def test_delays_differ_between_workers():

@@ -1,0 +1,157 @@
+"""A worker without an engine: real joins, leases, heartbeats and the real submit loop, completions out of a hat.
+
+    work ──► one submission for each completion ──► outbox ──► submit_loop ──► bad line ──► hub
+    heartbeat_loop ──► hub every interval
+
+Each completion is a submission of its own, so that groups come together from parts that are resent, lost and doubled.
+"""
+
+import asyncio
+import dataclasses
+import random
+from types import SimpleNamespace
+
+from hetero_rl.config.tree import SecurityConfig
+from hetero_rl.wire.clients import WeightClient
+from hetero_rl.wire.columns import Float32Bytes, Int32Bytes
+from hetero_rl.wire.credentials import channel_credentials
+from hetero_rl.wire.messages import (
+    Capabilities,
+    FinishReason,
+    JoinRequest,
+    NoWorkReason,
+    NumericsRecord,
+    TrajectoryBatch,
+    VersionSpan,
+)
+from hetero_rl.worker.heartbeat_loop import heartbeat_loop
+from hetero_rl.worker.link import Link
+from hetero_rl.worker.resend import Pacing
+from hetero_rl.worker.session import Session
+from hetero_rl.worker.submit_loop import submit_loop
+from tests.chaos.bad_line import bad_line
+
+__all__ = ["NUMERICS", "Terms", "completion", "joined", "run_fast_worker"]
+
+NUMERICS = NumericsRecord(
+    engine="none",
+    engine_version="",
+    torch_version="",
+    device_vendor="cpu",
+    device_name="",
+    driver_version="",
+    runtime_version="",
+    data_type="float32",
+    attention_backend="",
+    log_probs_mode="raw",
+)
+_TOKENS = 4
+
+
+_QUICK = Pacing(first_delay=0.02, longest_delay=0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """How a worker works."""
+
+    loss: float = 0.1
+    """Share of lost replies."""
+    capacity: int = 512
+    """Completions that it takes at once."""
+    pause: float = 0.0
+    """Seconds between two leases."""
+    pacing: Pacing = _QUICK
+    """Of repeats; the product's own waits longer."""
+    credentials: str = ""
+    """Bundle of its own; plaintext without."""
+
+
+def run_fast_worker(address, name, seed, terms, history):
+    """Works until the run is complete."""
+    draw = random.Random(seed)  # ruff: ignore[suspicious-non-cryptographic-random-usage] repeatable on purpose
+    asyncio.run(_work(address, name, draw, terms, bad_line(history, draw, terms.loss)))
+
+
+async def _work(address, name, draw, terms, client_class):
+    credentials = channel_credentials(SecurityConfig(credentials=terms.credentials or None))
+    async with client_class(address, credentials) as client, WeightClient(address, credentials) as weights:
+        session = await joined(client, weights, name, draw, terms)
+        loops = [asyncio.create_task(submit_loop(session)), asyncio.create_task(heartbeat_loop(session))]
+        working = asyncio.create_task(_generate(session, draw, terms.pause))
+        await asyncio.wait([working, *loops], return_when=asyncio.FIRST_COMPLETED)
+        for task in (*loops, working):
+            if task.done():
+                task.result()
+            task.cancel()
+
+
+async def joined(client, weights, name, draw, terms):
+    """The session of a worker that has joined."""
+    capabilities = Capabilities(
+        max_concurrent_sequences=terms.capacity,
+        max_sequence_tokens=1024,
+        scoring=False,
+        in_flight_update=False,
+        processed_log_probs=False,
+    )
+    link = Link(client, terms.pacing)
+    run = await link.repeat("get run", client.get_run)
+    await link.join(
+        JoinRequest(
+            run_id=run.run_id,
+            worker_name=name,
+            boot_id=f"{draw.getrandbits(64):016x}",
+            backend="cpu",
+            software_version="0",
+            capabilities=capabilities,
+            numerics=NUMERICS,
+            model_digests=run.model_digests,
+        )
+    )
+    # All that a session asks an engine for here.
+    engine = SimpleNamespace(capabilities=lambda: capabilities, numerics=lambda: NUMERICS)
+    keeper = SimpleNamespace(engine=engine, generated_tokens=0, busy_seconds=0.0)
+    return Session(link, weights, keeper, run, terms.pacing)
+
+
+async def _generate(session, draw, pause):
+    version = 0
+    while True:
+        grant = await session.link.call(
+            "lease",
+            lambda identity, version=version: session.link.port.lease_work(
+                identity, loaded_weight_version=version, free_sequences=session.capacity, wait=0.5
+            ),
+        )
+        if grant.no_work_reason in {NoWorkReason.RUN_COMPLETE, NoWorkReason.DRAINING}:
+            return
+        for lease in grant.leases:
+            session.hand_in(
+                lease.lease_id,
+                [
+                    completion(lease.work, index, version, session, draw)
+                    for index in lease.work.sample_indices
+                ],
+            )
+        version = grant.latest_weight_version
+        # The outbox is emptied before more is asked for, as an engine that is full would not ask either.
+        await session.outbox.join()
+        await asyncio.sleep(pause)
+
+
+def completion(work, index, version, session, draw):
+    """A completion out of a hat."""
+    numbers = draw.randbytes(_TOKENS)
+    return TrajectoryBatch(
+        group_id=work.group_id,
+        sample_indices=(index,),
+        lengths=(_TOKENS,),
+        token_ids=Int32Bytes(b"".join(bytes((number % 16, 0, 0, 0)) for number in numbers)),
+        # -1.xxx: any exponent byte of -1 with random low bits.
+        log_probs=Float32Bytes(b"".join(draw.randbytes(2) + b"\x80\xbf" for _ in range(_TOKENS))),
+        version_spans=(VersionSpan(0, 0, _TOKENS, version),),
+        finish_reasons=(FinishReason.LENGTH,),
+        numerics_id=session.numerics_id,
+        generation_seconds=0.0,
+    )
