@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from hetero_rl.cli.options import Credentials, HubAddress, JsonOutput, Overrides, credential_flags
+from hetero_rl.config.tree import CostConfig
 from hetero_rl.errors import UnreachableError
 from hetero_rl.launch.hub_access import client_config, connect_fleet, find_run, hub_of
 from hetero_rl.launch.rundir import RunDirectory
@@ -57,21 +58,22 @@ def _show(
 ) -> None:
     address = hub if hub is not None else hub_of(run or find_run(None))
     run_dir = None if run is None else run.root
-    with connect_fleet(address, client_config(run, overrides)) as fleet:
+    config = client_config(run, overrides)
+    with connect_fleet(address, config) as fleet:
         if watch:
-            _watch(fleet, run_dir)
-        elif as_json:
-            typer.echo(
-                json.dumps(fleet_record(fetch_fleet(fleet, include_gone=True, run_dir=run_dir)), indent=2)
-            )
+            _watch(fleet, run_dir, config.cost)
+            return
+        snapshot = fetch_fleet(fleet, include_gone=True, run_dir=run_dir, prices=config.cost)
+        if as_json:
+            typer.echo(json.dumps(fleet_record(snapshot), indent=2))
         else:
-            Console().print(fleet_view(fetch_fleet(fleet, include_gone=True, run_dir=run_dir)))
+            Console().print(fleet_view(snapshot))
 
 
-def _watch(fleet: FleetPort, run_dir: Path | None) -> None:
-    snapshot = fetch_fleet(fleet, include_gone=True, run_dir=run_dir)
+def _watch(fleet: FleetPort, run_dir: Path | None, prices: CostConfig) -> None:
+    snapshot = fetch_fleet(fleet, include_gone=True, run_dir=run_dir, prices=prices)
     with Live(fleet_view(snapshot), auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(WATCH_SECONDS)
-            snapshot = fetch_fleet(fleet, include_gone=True, after=snapshot, run_dir=run_dir)
+            snapshot = fetch_fleet(fleet, include_gone=True, after=snapshot, run_dir=run_dir, prices=prices)
             live.update(fleet_view(snapshot), refresh=True)

@@ -4,6 +4,7 @@ Every field has a bound where one exists and a sentence; an unknown key is refus
 (`hetero_rl.config.load`). `hetero-rl config show` prints the resolved tree.
 """
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 __all__ = [
     "CheckpointConfig",
     "Config",
+    "CostConfig",
     "EstimatorConfig",
     "EvaluationConfig",
     "FleetMember",
@@ -372,6 +374,8 @@ class LauncherConfig(Section):
     """Devices of a worker, all on one node; an engine that spreads itself over nodes by Ray asks for its own."""
     cpus_per_worker: float = Field(1.0, ge=0)
     """CPUs that a worker asks of Ray."""
+    node_timeout: float = Field(60.0, ge=0)
+    """Seconds to wait for nodes with room for the trainer and for workers of each backend to be there."""
     max_restarts: int = Field(5, ge=0)
     """Deaths in quick succession after which a worker, or the trainer, is given up."""
 
@@ -445,6 +449,27 @@ class ObservabilityConfig(Section):
     """Project at Weights & Biases and trackio; run.name is the group there."""
 
 
+class CostConfig(Section):
+    """What devices cost, for `hetero-rl status`; nothing is decided by it."""
+
+    device_hour: dict[str, float] = Field(default_factory=dict)
+    """Price of one device's hour by backend, such as {ascend = 1.1, cuda = 2.4}; backends without one are not priced."""
+    devices_per_worker: dict[str, int] = Field(default_factory=dict)
+    """Devices of a worker by backend, where that is not one."""
+    currency: str = Field("", max_length=8)
+    """Unit of the prices, as it is shown."""
+
+    @model_validator(mode="after")
+    def _no_negative_price(self) -> "CostConfig":
+        for name, price in self.device_hour.items():
+            if not 0 <= price < math.inf:
+                raise ValueError(f"device_hour of {name} is {price}: a price is finite and not negative")
+        for name, count in self.devices_per_worker.items():
+            if count < 1:
+                raise ValueError(f"devices_per_worker of {name} is {count}: give at least 1")
+        return self
+
+
 class Config(Section):
     """The whole tree."""
 
@@ -467,6 +492,7 @@ class Config(Section):
     security: SecurityConfig = SecurityConfig()
     logging: LoggingConfig = LoggingConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+    cost: CostConfig = CostConfig()
 
     @model_validator(mode="after")
     def _versions_keep_the_gate_open(self) -> "Config":

@@ -47,6 +47,8 @@ _FREE_ON_RESUME = (
     "placement",
     "security",
     "logging",
+    "observability",
+    "cost",
 )
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "NodeFacts",
     "Placement",
     "absolute_paths",
+    "all_placements",
     "check_reachable",
     "check_room",
     "check_trainer_device",
@@ -111,6 +112,18 @@ def rank_placement(config: Config, backend: Backend) -> Placement:
         devices=settings.devices_per_rank if needs.resource else 0,
         labels=needs.labels,
     )
+
+
+def all_placements(
+    config: Config, trainer: Backend, backends: Mapping[str, Backend]
+) -> tuple[Placement, ...]:
+    """What a rank asks for, then what a worker of each backend does."""
+    workers = {
+        worker.backend: worker_placement(config, worker, backends[worker.backend])
+        for worker in planned_workers(config)
+        if worker.backend in backends
+    }
+    return (rank_placement(config, trainer), *workers.values())
 
 
 def cpus_in_all(config: Config) -> int:

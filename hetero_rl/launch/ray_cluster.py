@@ -3,15 +3,17 @@
 import contextlib
 import importlib.util
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from hetero_rl.config.tree import LauncherConfig
 from hetero_rl.errors import ConfigError, LaunchError
-from hetero_rl.launch.placement import NodeFacts
+from hetero_rl.launch.placement import NodeFacts, Placement
 
 __all__ = ["QUIET", "Cluster", "check_ray", "joined_cluster"]
 
+LOOK_SECONDS = 0.5
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 """Variables of every process of Ray that is started here: nothing is told to anybody outside."""
 
@@ -56,6 +58,26 @@ class Cluster:
             for node in self._ray.nodes()
             if node["Alive"]
         )
+
+    def await_nodes(
+        self, placements: Sequence[Placement], timeout: float, waiting: Callable[[Placement], None]
+    ) -> tuple[NodeFacts, ...]:
+        """Waits until each placement fits a node, at most `timeout` seconds; the nodes then there.
+
+        Args:
+            placements: What is asked for.
+            timeout: Seconds in all.
+            waiting: Called with each that is waited for.
+        """
+        deadline = time.monotonic() + timeout
+        for placement in placements:
+            told = False
+            while not any(placement.fits(node) for node in self.nodes()) and time.monotonic() < deadline:
+                if not told:
+                    waiting(placement)
+                    told = True
+                time.sleep(LOOK_SECONDS)
+        return self.nodes()
 
 
 @contextlib.contextmanager

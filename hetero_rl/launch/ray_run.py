@@ -25,6 +25,7 @@ from hetero_rl.launch.local_run import LocalRun
 from hetero_rl.launch.metrics_follower import MetricsFollower
 from hetero_rl.launch.placement import (
     absolute_paths,
+    all_placements,
     check_reachable,
     check_room,
     check_trainer_device,
@@ -75,10 +76,14 @@ class RayRun(LocalRun):
         *,
         resume: bool,
     ) -> None:
-        nodes = cluster.nodes()
         self._cluster = cluster
         self._trainer = find_backend(config.launcher.trainer_backend)
         check_trainer_device(config, self._trainer)
+        nodes = cluster.await_nodes(
+            all_placements(config, self._trainer, backends),
+            config.launcher.node_timeout,
+            lambda asked: view.phase(f"waiting for a node of the Ray cluster with {asked.describe()}"),
+        )
         check_reachable(config, cluster.own_address, nodes)
         check_room("the trainer", rank_placement(config, self._trainer), nodes)
         super().__init__(

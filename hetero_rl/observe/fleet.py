@@ -1,11 +1,16 @@
 """The hub's view of a run: fetched at once, as plain values, as records for JSON."""
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from hetero_rl.calibration.store import calibrated_ids
+from hetero_rl.config.tree import CostConfig
+from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.observe.backends import summarize_backends
+from hetero_rl.observe.costs import BackendCost, backend_costs, seconds_present, trained_tokens
+from hetero_rl.observe.past import read_metrics
 from hetero_rl.observe.scaling import scale_hint
 from hetero_rl.wire.messages import Event, QueueCounts, RunStatus, WorkerSummary
 from hetero_rl.wire.ports import FleetPort
@@ -25,6 +30,11 @@ class FleetSnapshot:
     workers: tuple[WorkerSummary, ...]
     events: tuple[Event, ...]
     """The newest, oldest first."""
+    history: tuple[Event, ...] = ()
+    """What the next snapshot goes on from: all of them where costs are asked for, else the newest."""
+    costs: tuple[BackendCost, ...] = ()
+    """Of backends that have a price."""
+    currency: str = ""
     calibrated: frozenset[str] = frozenset()
     """Numerics ids that were calibrated for the run's model, as this machine and the run's directory know."""
 
@@ -40,6 +50,7 @@ def fetch_fleet(
     include_gone: bool = False,
     after: FleetSnapshot | None = None,
     run_dir: Path | None = None,
+    prices: CostConfig | None = None,
 ) -> FleetSnapshot:
     """Asks the hub for everything that a person may want to see.
 
@@ -47,16 +58,39 @@ def fetch_fleet(
         fleet: Client of the hub.
         include_gone: Whether workers that died or left are listed.
         after: An earlier snapshot; only newer events are asked for.
-        run_dir: Directory of the run, where calibrations of it may lie.
+        run_dir: Directory of the run, where calibrations of it and its metrics may lie.
+        prices: What devices cost; None, or none in it, asks for no costs.
     """
-    events = after.events if after is not None else ()
+    priced = prices if prices is not None and prices.device_hour else None
+    # Costs need the whole history: who was there, and for how long.
+    kept = None if priced else RECENT_EVENTS
+    events = after.history if after is not None else ()
     while page := fleet.list_events(events[-1].sequence if events else 0, EVENT_PAGE):
-        events = (*events, *page)[-RECENT_EVENTS:]
+        events = _newest((*events, *page), kept)
         if len(page) < EVENT_PAGE:
             break
     status = fleet.run_status()
-    calibrated = calibrated_ids(status.run.model_digests.config, run_dir) if status.run else frozenset()
-    return FleetSnapshot(status, fleet.list_workers(include_gone=include_gone), events, calibrated)
+    workers = fleet.list_workers(include_gone=include_gone)
+    return FleetSnapshot(
+        status,
+        workers,
+        events[-RECENT_EVENTS:],
+        history=events,
+        costs=() if priced is None else _costs(priced, workers, events, run_dir),
+        currency="" if priced is None else priced.currency,
+        calibrated=calibrated_ids(status.run.model_digests.config, run_dir) if status.run else frozenset(),
+    )
+
+
+def _newest(events: tuple[Event, ...], kept: int | None) -> tuple[Event, ...]:
+    return events if kept is None else events[-kept:]
+
+
+def _costs(
+    prices: CostConfig, workers: tuple[WorkerSummary, ...], events: tuple[Event, ...], run_dir: Path | None
+) -> tuple[BackendCost, ...]:
+    trained = {} if run_dir is None else trained_tokens(read_metrics(RunDirectory(run_dir).metrics))
+    return backend_costs(prices, workers, seconds_present(events, time.time()), trained)
 
 
 def fleet_record(snapshot: FleetSnapshot) -> dict[str, object]:
@@ -79,6 +113,8 @@ def fleet_record(snapshot: FleetSnapshot) -> dict[str, object]:
         "counters": dict(status.counters),
         "waits_for": scale_hint(status, snapshot.workers).value,
         "backends": [dataclasses.asdict(backend) for backend in summarize_backends(snapshot.workers)],
+        "costs": [dataclasses.asdict(cost) for cost in snapshot.costs],
+        "currency": snapshot.currency,
         "workers": [_worker_record(worker, snapshot.calibrated) for worker in snapshot.workers],
         "events": [dataclasses.asdict(event) for event in snapshot.events],
     }

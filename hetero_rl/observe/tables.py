@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetero_rl.observe.backends import BackendSummary, busy_rate, summarize_backends
+from hetero_rl.observe.costs import BackendCost
 from hetero_rl.observe.fleet import FleetSnapshot
 from hetero_rl.observe.progress import duration
 from hetero_rl.observe.scaling import ADVICE, scale_hint
@@ -15,6 +16,7 @@ from hetero_rl.wire.messages import Event, RunStatus, WorkerState, WorkerSummary
 
 __all__ = [
     "backend_table",
+    "cost_table",
     "event_line",
     "fleet_view",
     "headline",
@@ -49,6 +51,8 @@ def fleet_view(snapshot: FleetSnapshot) -> RenderableType:
     backends = summarize_backends(snapshot.workers)
     if len(backends) > 1:
         parts += [Text(), backend_table(backends)]
+    if snapshot.costs:
+        parts += [Text(), cost_table(snapshot.costs, snapshot.currency)]
     if status.run is not None:
         parts += [Text(), Text(f"now: {ADVICE[scale_hint(status, snapshot.workers)]}")]
     if snapshot.uncalibrated:
@@ -101,6 +105,29 @@ def backend_table(backends: Sequence[BackendSummary]) -> Table:
             _number(backend.busy_rate),
             "-" if backend.gap_mean is None else f"{backend.gap_mean:.1e}",
             "-" if backend.gap_max is None else f"{backend.gap_max:.1e}",
+        )
+    return table
+
+
+def cost_table(costs: Sequence[BackendCost], currency: str) -> Table:
+    """One line for each backend that has a price."""
+    unit = f" {currency}" if currency else ""
+    table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
+    table.add_column("cost")
+    for column in (
+        "device hours",
+        f"cost{unit}",
+        f"per million generated{unit}",
+        f"per million trained{unit}",
+    ):
+        table.add_column(column, justify="right")
+    for cost in costs:
+        table.add_row(
+            cost.backend,
+            f"{cost.device_hours:.2f}",
+            f"{cost.cost:.2f}",
+            "-" if cost.per_million_generated is None else f"{cost.per_million_generated:.2f}",
+            "-" if cost.per_million_trained is None else f"{cost.per_million_trained:.2f}",
         )
     return table
 

@@ -6,6 +6,7 @@
     ess, ess/raw                       effective sample size of the coefficients, and of W, as a share of S
     share/clamped, masked, dropped     shares of sequences; dropped counts those that never reached the estimator
     kl/k1, kl/k3                       estimates of KL(mu || pi) per token: mean of -log r, and of r - 1 - log r, r = pi/mu
+    trained_tokens/BACKEND             completion tokens of each backend's sequences
     log_prob_gap/mean, max             |log mu - log pi| per token; /BACKEND where a batch has several
     coefficient/mean                   what multiplied the advantage, mean over tokens
     chip/mean, staleness/mean          parts of log W of the sequences that were split, where there are any
@@ -82,6 +83,7 @@ def result_metrics(batch: TrainingBatch, result: StepResult) -> dict[str, float]
         "tokens_per_second/trained": sum(batch.total_lengths) / result.seconds,
         "computed_tokens/share": result.padded_tokens / sum(batch.total_lengths),
         **_term_metrics(result),
+        **_trained_tokens(batch),
         **_gap_metrics(batch, log_ratio.abs()),
         **_diagnostics(batch, result),
         **_split_metrics(coefficients),
@@ -160,6 +162,14 @@ def _diagnostics(batch: TrainingBatch, result: StepResult) -> dict[str, float]:
         for backend, numbers in diagnostics_by(list(batch.backends), *step).items():
             own = {name: value for name, value in numbers.items() if name not in result.prepared.facts}
             values |= {f"diagnostics/{name}/{backend}": value for name, value in own.items()}
+    return values
+
+
+def _trained_tokens(batch: TrainingBatch) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for backend, tokens in zip(batch.backends, batch.action_lengths.tolist(), strict=True):
+        name = f"trained_tokens/{backend}"
+        values[name] = values.get(name, 0.0) + tokens
     return values
 
 

@@ -39,7 +39,8 @@ def environment(tmp_path_factory):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: islands\nVersion: 1\n")
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    return {**os.environ, **QUIET, "PYTHONPATH": str(directory), "COLUMNS": "200"}
+    paths = [str(directory), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,7 @@ max_concurrent_sequences = 32
 kind = "ray"
 trainer_backend = "green"
 trainer_ranks = 2
+node_timeout = 1200
 """
 
 

@@ -34,6 +34,9 @@ _STEPS = _named("steps_total", "Optimizer steps made by this process.")
 _STEP = _named("step", "Optimizer steps in the weights.")
 _WAIT = _named("wait_seconds_total", "Seconds that the device waited, by cause.", "cause")
 _DROPPED = _named("dropped_sequences_total", "Sequences that were not trained on, by cause.", "cause")
+_TRAINED = _named(
+    "trained_completion_tokens_total", "Completion tokens that were trained on, by backend.", "backend"
+)
 _DIAGNOSTIC = _named(
     "diagnostic", "Every other number of the newest record, by its name in metrics.jsonl.", "name"
 )
@@ -93,6 +96,7 @@ _PREFIXES = {
     "wait_seconds/": _WAIT,
     "dropped/": _DROPPED,
     "log_prob_gap/mean/": _GAP_MEAN,
+    "trained_tokens/": _TRAINED,
 }
 
 

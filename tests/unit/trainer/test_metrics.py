@@ -68,6 +68,8 @@ def test_numbers_of_a_batch(batch):
 
 def test_numbers_of_a_step(batch, result):
     values = result_metrics(batch, result)
+    tokens = {name: value for name, value in values.items() if name.startswith("trained_tokens/")}
+    assert sum(tokens.values()) == 4
     ratios = [0.1, -0.3, 0.2, -0.5]
 
     assert values["log_importance_ratio/mean"] == pytest.approx((-0.2 + 0.2 - 0.5) / 3)
@@ -94,7 +96,7 @@ def test_numbers_of_a_step(batch, result):
 def test_one_backend_has_no_line_of_its_own(batch, result):
     values = result_metrics(dataclasses.replace(batch, backends=("cpu",) * 3), result)
 
-    assert not [name for name in values if name.endswith("/cpu")]
+    assert [name for name in values if name.endswith("/cpu")] == ["trained_tokens/cpu"]
 
 
 def test_means_of_sequences():
