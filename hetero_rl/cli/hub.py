@@ -61,7 +61,7 @@ def hub(
     if insecure:
         flags.append("security.insecure=true")
     config = load_config(files or (), [*(overrides or ()), *flags])
-    log_to_stderr(config.logging.level)
+    log_to_stderr(config, "hub", run=config.run.name)
     if end_with_parent:
         follow_parent(HUB_GRACE_SECONDS)
     serve(config, run_dir or config.run.dir)

@@ -3,20 +3,34 @@
 import logging
 from pathlib import Path
 
+from hetero_rl.config import Config
+from hetero_rl.telemetry.logs import log_to
+from hetero_rl.telemetry.tracing import start_tracing
+
 __all__ = ["log_to_file", "log_to_stderr", "quiet_libraries"]
 
-_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+def log_to_stderr(config: Config, role: str, **fields: object) -> None:
+    """A process of its own logs to stderr, which who started it keeps; traces go where the settings say.
+
+    Args:
+        config: The resolved settings.
+        role: Of the process.
+        fields: What each record says besides, such as the worker's name.
+    """
+    _start(config, role, None, fields)
 
 
-def log_to_stderr(level: str) -> None:
-    """A process of its own logs to stderr; who started it keeps that."""
-    logging.basicConfig(level=level.upper(), format=_FORMAT)
-
-
-def log_to_file(level: str, file: Path) -> None:
+def log_to_file(config: Config, file: Path) -> None:
     """The trainer shares its terminal with a person, so its records go to a file."""
-    logging.basicConfig(level=level.upper(), format=_FORMAT, filename=file, encoding="utf-8")
+    _start(config, "trainer", file, {"run": config.run.name})
     logging.captureWarnings(capture=True)
+
+
+def _start(config: Config, role: str, file: Path | None, fields: dict[str, object]) -> None:
+    log_to(config.logging.level, config.logging.format, file, role=role, **fields)
+    watched = config.observability
+    start_tracing(watched.traces, config.run.name, role=role, share=watched.trace_share)
 
 
 def quiet_libraries() -> None:

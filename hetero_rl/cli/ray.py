@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from hetero_rl.cli.logs import log_to_stderr
+from hetero_rl.config import Config
 
 __all__ = ["app"]
 
@@ -53,5 +54,5 @@ def node(
     if dry_run:
         typer.echo(" ".join(node_command(options)))
         return
-    log_to_stderr("info")
+    log_to_stderr(Config(), "ray-node")
     keep_node(options)

@@ -60,7 +60,7 @@ def relay(
     if address is None:
         raise ConfigError("name the hub with --hub HOST:PORT; `hetero-rl status` shows a run's")
     split_address(address, "--hub")
-    log_to_stderr(config.logging.level)
+    log_to_stderr(config, "relay")
     from hetero_rl.relay.server import serve
 
     serve(config, address, config.relay.cache_dir or _user_cache_dir())

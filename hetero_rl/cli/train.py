@@ -163,7 +163,7 @@ def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> None:
     run = RunDirectory(config.run.dir)
     run.prepare()
     quiet_libraries()
-    log_to_file(config.logging.level, run.log("trainer"))
+    log_to_file(config, run.log("trainer"))
     try:
         with choose_view(_title(config), config.run.steps, live=config.logging.live) as view:
             result = _execute(config, backends, view, resume=resume)

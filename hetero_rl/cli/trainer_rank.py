@@ -26,7 +26,7 @@ def trainer_rank(
     config = load_config(files or (), overrides or ())
     if hub is None:
         raise ConfigError("name the hub with --hub HOST:PORT")
-    log_to_stderr(config.logging.level)
+    log_to_stderr(config, "trainer", run=config.run.name)
     quiet_libraries()
     from hetero_rl.launch.rank import run_rank
 

@@ -59,14 +59,15 @@ def worker(
     if address is None:
         raise ConfigError("name the hub to work for with --hub HOST:PORT; `hetero-rl status` shows a run's")
     split_address(address, "--hub")
-    log_to_stderr(config.logging.level)
+    worker_name = name or f"{socket.gethostname().partition('.')[0]}-{infer_backend}"
+    log_to_stderr(config, "worker", worker=worker_name)
     from hetero_rl.worker.main import run_worker
 
     run_worker(
         address,
         infer_backend,
         config,
-        name or f"{socket.gethostname().partition('.')[0]}-{infer_backend}",
+        worker_name,
         exit_with_parent=end_with_parent,
         engine_name=engine,
     )

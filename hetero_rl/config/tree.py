@@ -434,6 +434,8 @@ class LoggingConfig(Section):
     audit: bool = True
     """Write audit.html and audit.json into the run directory at the end of training."""
     level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    """Log records as lines for people, or as one JSON object each, with run, worker and version."""
 
 
 class ObservabilityConfig(Section):
@@ -445,6 +447,10 @@ class ObservabilityConfig(Section):
     """Whether the trainer also logs to Weights & Biases; needs hetero-rl[wandb]."""
     trackio: bool = False
     """Whether the trainer also logs to trackio; needs hetero-rl[trackio]."""
+    traces: str = Field("", pattern=r"^(https?://[^\s@]+)?$")
+    """OTLP collector that takes a trace of each group, such as "http://127.0.0.1:4318"; needs hetero-rl[otel]. Empty is off."""
+    trace_share: float = Field(1.0, gt=0, le=1)
+    """Share of groups that are traced; the same groups in every process."""
     project: Name = "hetero-rl"
     """Project at Weights & Biases and trackio; run.name is the group there."""
 

@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hetero_rl.wire.roles import Caller, caller_uri
 
-__all__ = ["KeyPair", "issue_certificate", "new_authority"]
+__all__ = ["KeyPair", "certificate_hosts", "issue_certificate", "new_authority"]
 
 _BACKDATED = dt.timedelta(minutes=10)  # clocks of two sites differ
 
@@ -89,6 +89,14 @@ def issue_certificate(authority: KeyPair, caller: Caller, hosts: Sequence[str], 
         .sign(signing_key, hashes.SHA256())
     )
     return _key_pair(certificate, key, end)
+
+
+def certificate_hosts(certificate: str) -> tuple[str, ...]:
+    """Host names and IP addresses that a leaf, a PEM text, may answer as."""
+    leaf = x509.load_pem_x509_certificate(certificate.encode())
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return (*names.get_values_for_type(x509.DNSName), *addresses)
 
 
 def _lifetime(days: int) -> tuple[dt.datetime, dt.datetime]:

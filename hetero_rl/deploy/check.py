@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero_rl import __version__
+from hetero_rl.deploy.doctor import NO_DEVICE
 from hetero_rl.deploy.inventory import Host, Inventory
 from hetero_rl.errors import ConfigError
 from hetero_rl.worker.backend import Backend
@@ -70,12 +71,16 @@ def check_cluster(
     return [
         finding
         for host in inventory.hosts
-        for finding in _check_host(host, records.get(host.name), backends, now)
+        for finding in _check_host(inventory, host, records.get(host.name), backends, now)
     ]
 
 
 def _check_host(
-    host: Host, record: Record | None, backends: Mapping[str, Backend], now: dt.datetime | None
+    inventory: Inventory,
+    host: Host,
+    record: Record | None,
+    backends: Mapping[str, Backend],
+    now: dt.datetime | None,
 ) -> Iterator[Finding]:
     if record is None:
         yield Finding(
@@ -86,6 +91,7 @@ def _check_host(
         return
     yield from _version(host, record)
     yield from _clock(host, record, now)
+    yield from _ports(inventory, host, record)
     if not host.devices:
         return
     found = next((entry for entry in record["backends"] if entry.get("name") == host.backend), None)
@@ -123,17 +129,36 @@ def _clock(host: Host, record: Record, now: dt.datetime | None) -> Iterator[Find
         )
 
 
+def _ports(inventory: Inventory, host: Host, record: Record) -> Iterator[Finding]:
+    taken = {int(port) for port in record.get("host", {}).get("listening_ports", ())}
+    for role, key, port in (
+        ("hub", "hub_port", inventory.cluster.hub_port),
+        ("relay", "relay_port", inventory.cluster.relay_port),
+    ):
+        if role in host.roles and port in taken:
+            yield Finding(
+                host.name,
+                f"port {port} of the {role} was taken when the doctor looked",
+                f"the line `{key}` of [cluster] in the inventory, or stop what listens there; if it is this cluster's own "
+                f"{role}, all is well",
+            )
+
+
 def _devices(host: Host, found: Record) -> Iterator[Finding]:
     visible = {str(device) for device in found.get("device_ids", ())}
     missing = [device for device in host.devices if device not in visible]
-    if missing:
+    # A driver that is not loaded, or a group that the user is not in, is no mistake of the inventory.
+    why = next((problem for problem in found.get("problems", ()) if problem.get("name") == NO_DEVICE), None)
+    if missing and why is not None:
+        yield Finding(host.name, str(why.get("problem")), f"on {host.name}: {why.get('advice')}")
+    elif missing:
         yield Finding(
             host.name,
             f"devices {', '.join(missing)} are not visible there; there are: {', '.join(sorted(visible)) or 'none'}",
             f'the line `devices` of host "{host.name}" in the inventory',
         )
     for problem in found.get("problems", ()):
-        if problem.get("name") not in {"no-device", "no-engine"}:
+        if problem.get("name") not in {NO_DEVICE, "no-engine"}:
             yield Finding(host.name, str(problem.get("problem")), str(problem.get("advice")))
 
 

@@ -8,6 +8,7 @@ backend ─► detect() ─► devices, driver and toolkit versions, what is mis
 
 import dataclasses
 import importlib.util
+import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ __all__ = ["SCHEMA_VERSION", "BackendDiagnosis", "Problem", "diagnose", "doctor_
 
 SCHEMA_VERSION = 1
 NO_DEVICE = "no-device"
+_ENGINE_SETTINGS = "/etc/docker/daemon.json"
 
 _ENGINE_MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm",),
@@ -133,18 +135,35 @@ def _problems(
 
 
 def _missing(access: DeviceAccess, ids: Sequence[str], host: Host) -> tuple[str, ...]:
-    """Device nodes and required driver files that a container would be given, but that are not there."""
+    """Device nodes, driver files, programs and runtimes that a container would need, but that are not there."""
     nodes = [entry for entry in access.devices_for(ids or ("0",)) if entry.startswith("/")]
     files = [mount.path for mount in access.mounts if mount.required]
-    return tuple(path for path in (*nodes, *files) if not host.exists(path))
+    lacking = [path for path in (*nodes, *files) if not host.exists(path)]
+    if access.programs and not any(map(host.has_program, access.programs)):
+        lacking.append(f"{access.programs[0]} (a program)")
+    if access.runtime and access.runtime not in _runtimes(host):
+        lacking.append(f"runtime {access.runtime!r} in {_ENGINE_SETTINGS}")
+    return tuple(lacking)
 
 
-def doctor_record(diagnoses: Sequence[BackendDiagnosis], created_at: str) -> dict[str, object]:
+def _runtimes(host: Host) -> Mapping[str, object]:
+    """Container runtimes that the engine's settings name."""
+    try:
+        runtimes = json.loads(host.read(_ENGINE_SETTINGS)).get("runtimes", {})
+    except (ValueError, AttributeError):
+        return {}
+    return runtimes if isinstance(runtimes, dict) else {}
+
+
+def doctor_record(
+    diagnoses: Sequence[BackendDiagnosis], created_at: str, host: Host | None = None
+) -> dict[str, object]:
     """The body of the JSON record that `cluster check` reads from each host.
 
     Args:
         diagnoses: One for each backend.
         created_at: ISO 8601, UTC, by this host's clock.
+        host: The machine whose listening ports are told.
     """
     return {
         "created_at": created_at,
@@ -155,6 +174,7 @@ def doctor_record(diagnoses: Sequence[BackendDiagnosis], created_at: str) -> dic
             "python": platform.python_version(),
             "cores": os.cpu_count(),
             "hetero_rl": hetero_rl.__version__,
+            "listening_ports": list((host or Host()).listening_ports()),
         },
         "backends": [_backend_record(diagnosis) for diagnosis in diagnoses],
     }

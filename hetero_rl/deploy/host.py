@@ -16,6 +16,9 @@ __all__ = ["Host", "run_tool", "version_tuple"]
 
 _TOOL_SECONDS = 20.0
 _MOST_TEXT = 2**20
+_PROGRAM_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin")
+_LISTEN = "0A"
+"""State of a listening socket in Linux's own tables."""
 
 
 def run_tool(arguments: Sequence[str]) -> str | None:
@@ -52,6 +55,22 @@ class Host:
     def exists(self, name: str) -> bool:
         """Whether a file, node or directory is there."""
         return self.path(name).exists()
+
+    def has_program(self, name: str) -> bool:
+        """Whether a program is where systems keep them."""
+        return any(self.exists(f"{directory}/{name}") for directory in _PROGRAM_DIRECTORIES)
+
+    def listening_ports(self) -> tuple[int, ...]:
+        """TCP ports that somebody listens on, in this process's network."""
+        lines = [
+            line.split()
+            for table in ("/proc/net/tcp", "/proc/net/tcp6")
+            for line in self.read(table).splitlines()[1:]
+        ]
+        ports = {
+            int(parts[1].rpartition(":")[2], 16) for parts in lines if len(parts) > 3 and parts[3] == _LISTEN
+        }
+        return tuple(sorted(ports))
 
     def usable(self, name: str) -> bool:
         """Whether this process may read and write a node."""

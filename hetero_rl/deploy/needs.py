@@ -56,6 +56,8 @@ class DeviceAccess:
     reservation_capabilities: tuple[str, ...] = ()
     runtime: str = ""
     """`runtime:` of the service; empty for the engine's own choice."""
+    programs: tuple[str, ...] = ()
+    """Programs of the host, any one of which shows that what serves this way of access is installed."""
     host_needs: tuple[str, ...] = ()
     """What has to be installed on the host, in words."""
 

@@ -6,7 +6,8 @@
     OUT/HOST/runs/                   of the hub and the trainer; on the trainer's host with config.toml, the settings of the run
     OUT/HOST/monitoring/             where Prometheus and Grafana run: their files, those of docker/monitoring
 
-Rendering again keeps the authority and the bundles that are there, so hosts that run already go on.
+Rendering again keeps the authority and the bundles that are there, so hosts that run already go on; a host whose address was changed
+gets a bundle for the new one.
 """
 
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hetero_rl.deploy.authority import Authority
+from hetero_rl.deploy.certificates import certificate_hosts
 from hetero_rl.deploy.compose import compose_for_host, env_for_host, to_yaml
 from hetero_rl.deploy.inventory import Host, Inventory
 from hetero_rl.errors import ConfigError
@@ -62,7 +64,7 @@ def render(
         write_whole(directory / ".env", env_for_host(inventory, host, os.getuid(), os.getgid()), 0o644)
         for name, role, names in _bundles(host):
             path = credentials / f"{name}.credentials"
-            if not path.exists():
+            if not path.exists() or not _names_all(path, names):
                 write_bundle(authority.issue(name, role, names, _BUNDLE_DAYS), path)
         if {"hub", "trainer"} & set(host.roles):
             # The engine would make it root's.
@@ -103,6 +105,11 @@ def _add_monitoring(directory: Path, source: Path) -> None:
     unpack_bundle(
         read_bundle(credentials / "prometheus.credentials"), credentials / "prometheus", group_readable=True
     )
+
+
+def _names_all(path: Path, hosts: list[str]) -> bool:
+    """Whether a bundle's certificate names every host that its holder is dialed under: one that moved needs another."""
+    return set(hosts) <= set(certificate_hosts(read_bundle(path).certificate))
 
 
 def _authority(directory: Path) -> Authority:

@@ -42,6 +42,7 @@ from hetero_rl.hub.servicers.training import TrainingServicer
 from hetero_rl.hub.servicers.weights import WeightServicer
 from hetero_rl.hub.stores.base import HubStore
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
+from hetero_rl.telemetry.tracing import tracing
 from hetero_rl.v1 import (
     fleet_service_pb2_grpc,
     rollout_service_pb2_grpc,
@@ -50,6 +51,7 @@ from hetero_rl.v1 import (
 )
 from hetero_rl.wire.channels import server_options
 from hetero_rl.wire.credentials import check_listen_address, server_credentials
+from hetero_rl.wire.trace_context import CallerContext
 
 __all__ = ["ADDRESS_FILE", "RunningHub", "hub_settings", "running_hub", "running_local_hub"]
 
@@ -131,6 +133,8 @@ async def _start_server(
     interceptors: tuple[grpc.aio.ServerInterceptor, ...] = (TolerantDecoding(),)
     if credentials is not None:
         interceptors = (Authorization(Callers(security.registry)), *interceptors)
+    if tracing() is not None:
+        interceptors = (*interceptors, CallerContext())
     server = grpc.aio.server(
         options=server_options(settings.max_message_bytes),
         interceptors=interceptors,

@@ -10,13 +10,15 @@ first step and after the last one there is none.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from hetero_rl.tasks import Grader, GradeRequest, PromptEncoder
+from hetero_rl.telemetry.tracing import group_spans
 from hetero_rl.trainer.batch import completions_of
 from hetero_rl.trainer.patience import Patience, StopSignal
 from hetero_rl.trainer.prompts import GROUPS_PER_CALL, PromptMaker
-from hetero_rl.wire.messages import FinishedGroup
+from hetero_rl.wire.messages import FinishedGroup, PromptGroup
 from hetero_rl.wire.ports import TrainingPort
 
 __all__ = ["EvaluationResult", "Evaluator"]
@@ -86,11 +88,15 @@ class Evaluator:
         """Ends the thread; the run's stop signal must be closed."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
+    def _enqueue(self, groups: Sequence[PromptGroup]) -> None:
+        with group_spans("enqueue", [group.group_id for group in groups]):
+            self._patience(lambda: self._port.enqueue_groups(groups), "enqueueing evaluation prompts")
+
     def _measure(self, step: int, weight_version: int) -> EvaluationResult:
         groups = self._maker.evaluation_groups(weight_version)
         for start in range(0, len(groups), GROUPS_PER_CALL):
             part = groups[start : start + GROUPS_PER_CALL]
-            self._patience(lambda part=part: self._port.enqueue_groups(part), "enqueueing evaluation prompts")  # type: ignore[misc]  # a default binds the loop variable
+            self._enqueue(part)
         names = [group.group_id for group in groups]
         finished = self._take(names)
         requests = [

@@ -35,6 +35,7 @@ from torch import Tensor
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import NonFiniteError
 from hetero_rl.estimators import RecordedBatch
+from hetero_rl.telemetry.tracing import group_spans
 from hetero_rl.trainer.archive import VersionArchive, split_log_ratio
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.evaluation import EvaluationResult, Evaluator
@@ -93,8 +94,10 @@ class TrainingLoop:
             result = self._train(batch)
             self.step = batch.step
             try:
-                self._commit(batch, result)
-                self._publish()
+                with group_spans("commit", batch.group_ids, step=batch.step):
+                    self._commit(batch, result)
+                with group_spans("publish", batch.group_ids, step=batch.step):
+                    self._publish()
             finally:
                 # The step is applied: its line is written also when a request to stop cuts a wait short.
                 self._record(batch, result)
@@ -127,7 +130,8 @@ class TrainingLoop:
             old_log_probs=whole,
         )
         try:
-            result = self.learner.step(batch, recorded)
+            with group_spans("train step", batch.group_ids, step=batch.step):
+                result = self.learner.step(batch, recorded)
         except NonFiniteError as error:
             saved = save_incident(
                 self.config.run.dir, batch, cause=str(error), weight_version=self.publisher.stored

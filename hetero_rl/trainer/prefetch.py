@@ -8,10 +8,12 @@
 One batch at most is ahead of the one that is trained. An error of the thread is raised by `take`.
 """
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from hetero_rl.tasks import Grader, GradeRequest, PromptEncoder
+from hetero_rl.telemetry.tracing import record_groups
 from hetero_rl.trainer.batch import TrainingBatch, build_batch, completions_of
 from hetero_rl.trainer.patience import Patience, StopSignal
 from hetero_rl.trainer.prompts import PromptFeeder
@@ -95,6 +97,7 @@ class BatchSource:
         )
 
     def _wait_for(self, step: int) -> tuple[FinishedGroup, ...]:
+        started = time.monotonic()
         while True:
             self._stop.check()
             self._feeder.feed(step)
@@ -102,6 +105,8 @@ class BatchSource:
                 lambda: self._port.take_batch(step, POLL_SECONDS), f"waiting for the batch of step {step}"
             )
             if groups is not None:
+                waited = time.monotonic() - started
+                record_groups("take", [group.group.group_id for group in groups], waited, step=step)
                 return groups
 
     def _grade(self, groups: Sequence[FinishedGroup]) -> list[list[float]]:

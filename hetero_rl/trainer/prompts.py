@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hetero_rl.config.tree import Config
 from hetero_rl.tasks import PromptEncoder, Task, TaskItem
 from hetero_rl.tasks.task import derive_seed
+from hetero_rl.telemetry.tracing import group_spans
 from hetero_rl.trainer.patience import Patience
 from hetero_rl.wire.columns import int32_column
 from hetero_rl.wire.messages import PromptGroup, Purpose, SamplingParameters
@@ -166,5 +167,6 @@ class PromptFeeder:
             self.next_ordinal += count
 
     def _enqueue(self, groups: Sequence[PromptGroup]) -> None:
-        receipt = self._patience(lambda: self._port.enqueue_groups(groups), "enqueueing prompts")
+        with group_spans("enqueue", [group.group_id for group in groups]):
+            receipt = self._patience(lambda: self._port.enqueue_groups(groups), "enqueueing prompts")
         self._credits = receipt.credits

@@ -15,6 +15,9 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
+from hetero_rl.telemetry.tracing import tracing
+from hetero_rl.wire.trace_context import async_interceptors, blocking_interceptor
+
 __all__ = [
     "CHUNK_BYTES",
     "DEADLINES",
@@ -129,17 +132,20 @@ def open_channel(
 ) -> grpc.Channel:
     """A blocking channel; plaintext without credentials. Connects at the first call."""
     if credentials is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, credentials, options=options)
+        channel = grpc.insecure_channel(address, options=options)
+    else:
+        channel = grpc.secure_channel(address, credentials, options=options)
+    return channel if tracing() is None else grpc.intercept_channel(channel, blocking_interceptor())
 
 
 def open_async_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int | str]]
 ) -> grpc.aio.Channel:
     """A channel of the running event loop; plaintext without credentials. Connects at the first call."""
+    interceptors = [] if tracing() is None else async_interceptors()
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, credentials, options=options)
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+    return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
 
 
 def is_loopback(address: str) -> bool:

@@ -10,6 +10,7 @@ import grpc
 
 from hetero_rl.config.tree import SecurityConfig
 from hetero_rl.errors import ConfigError
+from hetero_rl.telemetry.logs import hide
 from hetero_rl.wire.bundle import read_bundle
 from hetero_rl.wire.channels import is_loopback
 
@@ -127,6 +128,7 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
 def _identity(security: SecurityConfig, bundle: Path | None) -> Identity | None:
     if bundle is not None:
         held = read_bundle(bundle)
+        hide(held.token, held.private_key)
         return Identity(
             held.certificate_authority.encode(),
             held.certificate.encode(),

@@ -16,6 +16,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from hetero_rl.errors import BackendError, EngineError, InvalidMessageError
+from hetero_rl.telemetry.tracing import group_spans, record_groups
 from hetero_rl.wire.messages import (
     GenerateWork,
     Lease,
@@ -113,10 +114,15 @@ def _take_grant(session: Session, grant: LeaseGrant) -> None:
         case NoWorkReason.QUARANTINED:
             _logger.warning("the hub gives no work: this worker is in quarantine")
             session.gate.quarantine()
+    record_groups("lease", _groups_of(grant))
     for lease in grant.leases:
         session.note_lease(lease)
         task = asyncio.create_task(_work(session, lease), name=f"lease {lease.lease_id}")
         session.running[lease.lease_id] = task
+
+
+def _groups_of(grant: LeaseGrant) -> list[str]:
+    return [lease.work.group_id for lease in grant.leases if isinstance(lease.work, GenerateWork)]
 
 
 async def _work(session: Session, lease: Lease) -> None:
@@ -154,7 +160,8 @@ async def _attempt(session: Session, lease: Lease) -> list[TrajectoryBatch | Sco
 
 async def _completions(session: Session, work: GenerateWork) -> list[TrajectoryBatch | ScoreBatch]:
     started = time.monotonic()
-    completions = await session.keeper.engine.generate(work)
+    with group_spans("generate", [work.group_id], completions=len(work.sample_indices)):
+        completions = await session.keeper.engine.generate(work)
     seconds = time.monotonic() - started
     batch = trajectory_batch(work, completions, session.numerics_id, seconds)
     return list(split_by_size(batch, completions, session.run.limits.max_message_bytes // 2))

@@ -24,6 +24,8 @@ from hetero_rl.errors import ConfigError, UnreachableError
 from hetero_rl.launch.lifeline import follow_parent
 from hetero_rl.metrics.exporter import Exporter, exporting
 from hetero_rl.metrics.worker import WorkerReadings
+from hetero_rl.telemetry.logs import describe_process, log_to
+from hetero_rl.telemetry.tracing import trace_run
 from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.credentials import channel_credentials
 from hetero_rl.wire.messages import JoinRequest, RunDescription, SamplingParameters
@@ -104,9 +106,7 @@ def run_worker(
         engine_name=engine_name or config.inference.worker.engine,
     )
     if not logging.getLogger().handlers:
-        logging.basicConfig(
-            level=config.logging.level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+        log_to(config.logging.level, config.logging.format, role="worker", worker=worker_name)
     if exit_with_parent:
         follow_parent(options.pacing.drain + options.pacing.flush)
     credentials = channel_credentials(config.security)
@@ -216,6 +216,8 @@ async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPo
         asyncio.to_thread(options.backend.engine_class, options.engine_name),
         Link(rollout, patient).repeat("question for the run", rollout.get_run),
     )
+    describe_process(run=run.run_id)
+    trace_run(run.run_id)
     link = Link(rollout, options.pacing)
     cache_dir = options.cache_dir or _user_cache_dir()
     hub_identity = hashlib.sha256(f"{options.hub_address}/{run.run_id}".encode()).hexdigest()[:16]

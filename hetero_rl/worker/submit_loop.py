@@ -16,7 +16,8 @@ import logging
 from collections.abc import Sequence
 
 from hetero_rl.errors import HeteroRLError, RefusedError
-from hetero_rl.wire.messages import Submission, WorkerIdentity
+from hetero_rl.telemetry.tracing import group_spans
+from hetero_rl.wire.messages import Submission, TrajectoryBatch, WorkerIdentity
 from hetero_rl.worker.resend import may_pass
 from hetero_rl.worker.session import Parcel, Session
 
@@ -51,14 +52,19 @@ async def _send(session: Session, refusals: _Refusals) -> None:
         first = left_over or await session.outbox.get()
         parcels, left_over = _gather(session, first)
         try:
-            if len(parcels) == 1:
-                await _send_one(session, parcels[0], refusals)
-            else:
-                await _send_together(session, parcels, refusals)
+            with group_spans("submit", _groups_of(parcels)):
+                if len(parcels) == 1:
+                    await _send_one(session, parcels[0], refusals)
+                else:
+                    await _send_together(session, parcels, refusals)
         finally:
             for parcel in parcels:
                 session.acknowledged(parcel)
                 session.outbox.task_done()
+
+
+def _groups_of(parcels: Sequence[Parcel]) -> list[str]:
+    return [parcel.results.group_id for parcel in parcels if isinstance(parcel.results, TrajectoryBatch)]
 
 
 def _gather(session: Session, first: Parcel) -> tuple[list[Parcel], Parcel | None]:

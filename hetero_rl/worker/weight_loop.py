@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from hetero_rl.errors import EngineError, InvalidMessageError, RefusedError, StorageError
+from hetero_rl.telemetry.logs import describe_process
 from hetero_rl.weights.probe import compare_probe, probe_passes, probe_score_work
 from hetero_rl.wire.messages import ProbeResult, WeightManifest
 from hetero_rl.worker.blob_cache import BlobCache
@@ -129,6 +130,7 @@ class WeightLoop:
             return
         pause = loop.time() - started
         self._stage.keep(staged)
+        describe_process(weight_version=manifest.version)
         _logger.info("version %d (step %d) loaded in %.3f s", manifest.version, manifest.step, pause)
         await self._probe(manifest)
         if progress is not None:

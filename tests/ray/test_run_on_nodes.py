@@ -112,14 +112,15 @@ def steps_made(run):
     return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
 
 
-def process_with(*words):
-    """The process whose command line has these words: nobody else's run directory is this test's."""
-    (found,) = [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
+def process_with(*words, rank=None):
+    """The process whose command line has these words, one of which is nobody else's: the oldest, as it may be forking right now."""
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline", "create_time"])
         if all(word in (process.info["cmdline"] or []) for word in words)
+        and (rank is None or process.environ().get("RANK") == str(rank))
     ]
-    return found
+    return min(found, key=lambda process: process.info["create_time"]).pid
 
 
 def raylet_of(process):
@@ -143,7 +144,7 @@ def test_a_run_goes_on_through_the_kill_of_a_worker_a_rank_and_a_node(nodes, sta
     wait_until(lambda: steps_made(run) >= 1, train, output)
     os.kill(process_with("--name", "red-0", hub_of(run)), signal.SIGKILL)
     wait_until(lambda: steps_made(run) >= 5, train, output)
-    os.kill(rank(1, hub_of(run)), signal.SIGKILL)
+    os.kill(process_with("trainer-rank", hub_of(run), rank=1), signal.SIGKILL)
     wait_until(lambda: "goes on from its checkpoint" in output.read_text(), train, output)
     raylet_of(red).kill()
 
@@ -155,14 +156,3 @@ def test_a_run_goes_on_through_the_kill_of_a_worker_a_rank_and_a_node(nodes, sta
     assert "worker-red-0 is lost with its node" in text
     assert "ray-node ended with exit code" in (tmp_path / "red.out").read_text()
     assert [record["step"] for record in map(json.loads, (run / "metrics.jsonl").open())][-1] == STEPS
-
-
-def rank(number, hub):
-    """The rank of that number: its environment says which it is."""
-    (found,) = [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if {"trainer-rank", hub} <= set(process.info["cmdline"] or [])
-        and process.environ().get("RANK") == str(number)
-    ]
-    return found

@@ -11,11 +11,13 @@ CONTAINER = ContainerNeeds(
             description="A reservation of the compose file, served by the NVIDIA Container Toolkit.",
             reservation_driver="nvidia",
             reservation_capabilities=("gpu",),
+            programs=("nvidia-container-runtime-hook", "nvidia-container-runtime", "nvidia-ctk"),
             host_needs=("NVIDIA driver", "NVIDIA Container Toolkit"),
         ),
         "cdi": DeviceAccess(
             description="Names of the Container Device Interface.",
             devices=("nvidia.com/gpu={id}",),
+            programs=("nvidia-ctk",),
             host_needs=(
                 "NVIDIA Container Toolkit 1.18 or newer, which keeps /var/run/cdi up to date, or `nvidia-ctk cdi generate`",
                 "an engine with CDI: Docker 26 or newer",

@@ -1,8 +1,9 @@
 """`RolloutService`: what a worker calls."""
 
 import asyncio
+from collections.abc import Iterable
 
-from hetero_rl.errors import InvalidMessageError
+from hetero_rl.errors import HeteroRLError, InvalidMessageError
 from hetero_rl.hub.core import HubCore
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.handlers.leasing import lease_work
@@ -11,14 +12,17 @@ from hetero_rl.hub.handlers.runs import describe_run
 from hetero_rl.hub.handlers.workers import heartbeat, join, leave, report_probe
 from hetero_rl.hub.servicers.authorization import check_acts_as
 from hetero_rl.hub.servicers.calls import RpcContext, poll, refusing, unpack
+from hetero_rl.telemetry.tracing import record_groups
 from hetero_rl.v1 import rollout_service_pb2 as pb
 from hetero_rl.wire.convert import fields, run, submissions, weights, workers
 from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
+    GenerateWork,
     LeaseGrant,
     NoWorkReason,
     Submission,
     SubmissionReceipt,
+    TrajectoryBatch,
     WorkerIdentity,
 )
 
@@ -72,6 +76,7 @@ class RolloutServicer:
             )
 
         grant = await poll(self.core, Topic.WORK, min(wait, _MOST_SECONDS), attempt, _ends_waiting)
+        record_groups("leased", _groups_of(grant), worker=identity.worker_name)
         return workers.lease_grant_to_proto(grant)
 
     @refusing
@@ -85,7 +90,9 @@ class RolloutServicer:
             submission = await asyncio.to_thread(unpack, convert, request, max_tokens=self._max_tokens)
         else:
             submission = unpack(convert, request, max_tokens=self._max_tokens)
-        return workers.receipt_to_proto(await self.core.run(submit_results, submission))
+        receipt = await self.core.run(submit_results, submission)
+        _record_stored([submission])
+        return workers.receipt_to_proto(receipt)
 
     @refusing
     async def SubmitBatch(
@@ -100,6 +107,11 @@ class RolloutServicer:
         else:
             items = self._convert(request)
         outcomes = await self.core.run_each(_submit, items)
+        _record_stored(
+            item
+            for item, outcome in zip(items, outcomes, strict=True)
+            if isinstance(item, Submission) and not isinstance(outcome, HeteroRLError)
+        )
         return pb.SubmitBatchResponse(outcomes=map(submissions.outcome_to_proto, outcomes))
 
     def _convert(self, request: pb.SubmitBatchRequest) -> list[Submission | InvalidMessageError]:
@@ -166,6 +178,16 @@ def _submit(context: HubContext, item: Submission | InvalidMessageError) -> Subm
 
 # Failpoints and logs know both ways of handing in under one name.
 _submit.__name__ = submit_results.__name__
+
+
+def _groups_of(grant: LeaseGrant) -> list[str]:
+    return [lease.work.group_id for lease in grant.leases if isinstance(lease.work, GenerateWork)]
+
+
+def _record_stored(stored: Iterable[Submission]) -> None:
+    for submission in stored:
+        if isinstance(submission.results, TrajectoryBatch):
+            record_groups("stored", [submission.results.group_id], worker=submission.worker.worker_name)
 
 
 def _sender(worker: pb.WorkerIdentity) -> WorkerIdentity:

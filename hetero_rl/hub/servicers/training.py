@@ -23,6 +23,8 @@ from hetero_rl.hub.handlers.retention import commit_checkpoint, prune_some
 from hetero_rl.hub.handlers.runs import close_run, open_run
 from hetero_rl.hub.handlers.versions import add_route, publish_version, wanted_bases
 from hetero_rl.hub.servicers.calls import RpcContext, check_decoded, poll, refusing, unpack
+from hetero_rl.telemetry.logs import describe_process
+from hetero_rl.telemetry.tracing import record_groups, trace_run
 from hetero_rl.v1 import training_service_pb2 as pb
 from hetero_rl.wire.convert import fields, run, trajectories, weights, work
 from hetero_rl.wire.messages import DataType
@@ -54,7 +56,10 @@ class TrainingServicer:
     @refusing
     async def OpenRun(self, request: pb.OpenRunRequest, context: RpcContext) -> pb.OpenRunResponse:
         """See the protocol."""
-        grant = await self.core.run(open_run, unpack(run.run_request_from_proto, request))
+        asked = unpack(run.run_request_from_proto, request)
+        grant = await self.core.run(open_run, asked)
+        describe_process(run=asked.run_id)
+        trace_run(asked.run_id)
         return run.run_grant_to_proto(grant)
 
     @refusing
@@ -64,6 +69,7 @@ class TrainingServicer:
         """See the protocol."""
         groups = [unpack(work.prompt_group_from_proto, group) for group in request.groups]
         receipt = await self.core.run(enqueue_groups, request.trainer_epoch, groups)
+        record_groups("enqueued", [group.group_id for group in groups])
         return run.enqueue_receipt_to_proto(receipt)
 
     @refusing
@@ -94,6 +100,7 @@ class TrainingServicer:
     ) -> None:
         wait = min(unpack(fields.seconds_of, request, field="wait"), _MOST_SECONDS)
         group_ids = await poll(self.core, Topic.RESULTS, wait, attempt, lambda ids: ids is not None)
+        record_groups("taken", group_ids or ())
         for group_id in group_ids or ():
             group = await self.core.run(read_finished_group, group_id)
             await context.write(response(group=trajectories.finished_group_to_proto(group)))

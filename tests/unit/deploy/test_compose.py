@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from hetero_rl.cli.cluster import any_host_text
+from hetero_rl.deploy.certificates import certificate_hosts
 from hetero_rl.deploy.compose import compose_for_any_host, compose_for_host, env_for_host, to_yaml
 from hetero_rl.deploy.inventory import Host, load_inventory
 from hetero_rl.deploy.render import render
@@ -181,6 +182,20 @@ def test_rendering_writes_each_host_its_bundle_and_again_changes_no_credential(i
     before = bundle.read_bytes()
     render(inventory, tmp_path / "cluster.toml", out, backends, ROOT / "docker" / "monitoring")
     assert bundle.read_bytes() == before
+
+
+def test_a_hub_that_moved_gets_a_certificate_for_its_new_address(inventory, backends, tmp_path):
+    out, source = tmp_path / "out", tmp_path / "cluster.toml"
+    render(inventory, source, out, backends)
+    host = inventory.host(inventory.cluster.hub)
+    moved = host.model_copy(update={"address": "10.9.9.9"})
+    others = tuple(other for other in inventory.hosts if other.name != host.name)
+
+    render(inventory.model_copy(update={"hosts": (moved, *others)}), source, out, backends)
+
+    bundle = read_bundle(out / host.name / "credentials" / "hub.credentials")
+    assert "10.9.9.9" in certificate_hosts(bundle.certificate)
+    assert host.address not in certificate_hosts(bundle.certificate)
 
 
 def test_every_container_starts_a_command_that_exists(inventory, backends):

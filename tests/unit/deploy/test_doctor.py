@@ -95,6 +95,41 @@ def test_what_a_container_would_lack_is_listed_for_each_way_of_access(tmp_path):
     assert diagnosis.missing == {"nodes": ("/dev/manager", "/usr/driver"), "cdi": ()}
 
 
+TOOLKIT = {
+    "hook": DeviceAccess(description="", programs=("hook", "other")),
+    "runtime": DeviceAccess(description="", runtime="vendor"),
+}
+
+
+def test_a_toolkit_that_is_not_installed_or_not_registered_is_named(tmp_path):
+    declared = backend(container=ContainerNeeds(image=CONTAINER.image, access=TOOLKIT))
+    lacking = {"hook": ("hook (a program)",), "runtime": ("runtime 'vendor' in /etc/docker/daemon.json",)}
+
+    assert examined(declared, tmp_path).missing == lacking
+    (tmp_path / "etc/docker").mkdir(parents=True)
+    settings = tmp_path / "etc/docker/daemon.json"
+    for damaged in ("[]", "{", '{"runtimes": []}'):
+        settings.write_text(damaged)
+        assert examined(declared, tmp_path).missing == lacking
+
+    settings.write_text('{"runtimes": {"vendor": {"path": "x"}}}')
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/other").touch()
+    assert examined(declared, tmp_path).missing == {"hook": (), "runtime": ()}
+
+
+def test_ports_that_somebody_listens_on_are_told(tmp_path):
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/tcp").write_text(
+        "  sl  local_address rem_address   st\n"
+        "   0: 0100007F:1BA5 00000000:0000 0A 0\n"  # 0x1BA5 is 7077
+        "   1: 0100007F:0016 0200007F:C000 01 0\n"  # a connection, not a listener
+    )
+    record = doctor_record([], "2026-11-30T12:00:00+00:00", Host(root=tmp_path))
+
+    assert record["host"]["listening_ports"] == [7077]
+
+
 def test_the_record_is_json_that_names_host_and_backends(tmp_path):
     record = doctor_record([examined(backend(), tmp_path)], "2026-11-30T12:00:00+00:00")
 

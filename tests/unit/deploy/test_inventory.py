@@ -112,6 +112,31 @@ def test_what_does_not_fit_is_found(tmp_path, changes, problem):
     assert found.startswith(problem)
 
 
+def test_a_device_that_a_group_keeps_closed_is_no_mistake_of_the_inventory(tmp_path):
+    closed = {
+        "name": "no-device",
+        "problem": "No device can be used here.",
+        "advice": "/dev/kfd cannot be opened by this user: join the groups video and render",
+    }
+    records = {"a": record(backend={"device_ids": [], "problems": [closed]}), "b": record()}
+
+    (found,) = check_cluster(load(tmp_path), records, {})
+
+    assert found.change.startswith("on a: /dev/kfd cannot be opened by this user")
+
+
+def test_a_port_of_the_hub_that_is_taken_is_named_with_the_line_to_change(tmp_path):
+    inventory = load(tmp_path)
+    taken = {"listening_ports": [22, inventory.cluster.hub_port]}
+    hub = inventory.cluster.hub
+    records = {host.name: record(host=taken) for host in inventory.hosts}
+
+    found = [each for each in check_cluster(inventory, records, {}) if "port" in each.problem]
+
+    assert [each.host for each in found if "the hub" in each.problem] == [hub]
+    assert found[0].change.startswith("the line `hub_port` of [cluster]")
+
+
 def test_a_host_without_a_record_says_how_to_make_one(tmp_path):
     (first, _) = check_cluster(load(tmp_path), {}, {})
     assert first.change == "on a: hetero-rl doctor --json > a.json"

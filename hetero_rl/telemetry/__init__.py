@@ -1,0 +1,1 @@
+"""What a process tells of itself beside metrics: log records and traces. Standard library and grpc only."""
