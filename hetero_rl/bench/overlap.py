@@ -14,18 +14,16 @@ left to gain there is told by the least that the gate allows (`overlap_gate`). A
 """
 
 import dataclasses
-import functools
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
-from hetero_rl.bench.overlap_gate import least_wall, taken_groups
+from hetero_rl.bench.overlap_hub import ONE_WAVE, Schedule, SimulatedHub
 from hetero_rl.bench.overlap_real import run_for_real
 from hetero_rl.bench.schema import BenchReport, Figure
 from hetero_rl.bench.trainer import Shapes, save_model
@@ -38,139 +36,13 @@ from hetero_rl.trainer.prefetch import BatchSource
 from hetero_rl.trainer.publish import Publisher
 from hetero_rl.trainer.state import ConsumedGroups
 from hetero_rl.trainer.waits import WaitClock
-from hetero_rl.wire.columns import float32_column, int32_column
-from hetero_rl.wire.messages import (
-    FinishedGroup,
-    FinishReason,
-    PromptGroup,
-    SamplingParameters,
-    TrajectoryBatch,
-    VersionSpan,
-    WeightManifest,
-)
 
-__all__ = ["Schedule", "run", "simulate"]
+__all__ = ["run", "simulate"]
 
 _BOUND = "max(sum of generation times / slots, sum of step times), max_lag = 2, log-normal group times"
 _GATE = "the same schedule by discrete events: what the staleness gate allows when nothing else takes time"
 _REAL = "max(engine busy, trainer not waiting) of a run of hub, worker and trainer with max_lag = 2, one core each"
 _SHAPES = Shapes(16, 32, 1, 2, 1, 32, 4, (2,))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Schedule:
-    """Simulated work."""
-
-    steps: int = 60
-    groups_per_step: int = 32
-    slots: int = 8
-    step_seconds: float = 0.4
-    sigma: float = 0.5
-    max_lag: int = 2
-
-    def group_seconds(self) -> list[float]:
-        """Seconds of each group; together they keep the slots busy as long as the steps take."""
-        generator = torch.Generator().manual_seed(0)
-        raw = (self.sigma * torch.randn(self.steps * self.groups_per_step, generator=generator)).exp()
-        total = self.steps * self.step_seconds * self.slots
-        scaled: list[float] = (raw / raw.sum() * total).tolist()
-        return scaled
-
-    @property
-    def bound(self) -> float:
-        """Seconds of generation on all slots, or of all steps, whichever is more."""
-        return max(sum(self.group_seconds()) / self.slots, self.steps * self.step_seconds)
-
-    @property
-    def least_wall(self) -> float:
-        """Seconds that the staleness gate allows at best."""
-        return least_wall(
-            self.group_seconds(),
-            slots=self.slots,
-            groups_per_step=self.groups_per_step,
-            step_seconds=self.step_seconds,
-            max_lag=self.max_lag,
-        )
-
-
-ONE_WAVE = Schedule(groups_per_step=8, step_seconds=0.2)
-"""A step has as many groups as there are slots."""
-
-
-class _Hub:
-    """A hub and its workers: groups are started in order by slots that wait for the gate, and taken by the hub's own rule."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._seconds = schedule.group_seconds()
-        self._changed = threading.Condition()
-        self._published: dict[int, int] = {}
-        self._next = 0
-        self._versions: dict[int, int] = {}
-        """The version that made each finished group."""
-        self._started: dict[int, int] = {}
-        """Steps in the weights that each group began with."""
-        self._taken: set[int] = set()
-        self._closed = False
-        self._threads = [threading.Thread(target=self._generate) for _ in range(schedule.slots)]
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def take_batch(self, step: int, wait: float) -> tuple[FinishedGroup, ...] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._batch_of(step) is not None, wait)
-            groups = self._batch_of(step)
-            if groups is None:
-                return None
-            self._taken.update(groups)
-            return tuple(_group(index, self._versions[index], self._published) for index in groups)
-
-    def _batch_of(self, step: int) -> tuple[int, ...] | None:
-        size, max_lag = self._schedule.groups_per_step, self._schedule.max_lag
-        return taken_groups(step, size, max_lag, self._started, set(self._versions), self._taken)
-
-    def publish_version(self, manifest: WeightManifest) -> None:
-        with self._changed:
-            self._published[manifest.version] = manifest.step
-            self._changed.notify_all()
-
-    def put_blob(self, blob: object, chunks: Iterator[bytes]) -> None:
-        del blob
-        for _ in chunks:
-            pass
-
-    def commit_step(self, step: int, outcomes: object, log_probs: bytes | None = None) -> None:
-        pass
-
-    def _may_start(self, due: int) -> bool:
-        return self._closed or max(self._published.values(), default=due - 1) >= due
-
-    def _generate(self) -> None:
-        while True:
-            with self._changed:
-                index = self._next
-                self._next += 1
-                if index >= len(self._seconds):
-                    return
-                due = index // self._schedule.groups_per_step - self._schedule.max_lag
-                self._changed.wait_for(functools.partial(self._may_start, due))
-                if self._closed:
-                    return
-                version = max(self._published)
-                self._started[index] = self._published[version]
-            time.sleep(self._seconds[index])
-            with self._changed:
-                self._versions[index] = version
-                self._changed.notify_all()
 
 
 class _Idle:
@@ -220,7 +92,7 @@ def simulate(schedule: Schedule) -> tuple[float, dict[str, float]]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         save_model(_SHAPES, directory / "model")
-        hub, waits = _Hub(schedule), _Waits()
+        hub, waits = SimulatedHub(schedule), _Waits()
         loop = _loop(schedule, hub, directory, waits)
         hub.start()
         try:
@@ -248,7 +120,7 @@ class _Waits:
                 self.total[cause] = self.total.get(cause, 0.0) + value
 
 
-def _loop(schedule: Schedule, hub: _Hub, directory: Path, waits: _Waits) -> TrainingLoop:
+def _loop(schedule: Schedule, hub: SimulatedHub, directory: Path, waits: _Waits) -> TrainingLoop:
     stop, clock, idle = StopSignal(threading.Event()), WaitClock(), cast("Any", _Idle(schedule))
     port, patience, consumed = cast("Any", hub), Patience(stop), ConsumedGroups()
     policy = load_policy(directory / "model", device=torch.device("cpu"), compute_dtype=torch.float32)
@@ -297,34 +169,6 @@ def _loop(schedule: Schedule, hub: _Hub, directory: Path, waits: _Waits) -> Trai
         patience=patience,
         stop=stop,
         step=0,
-    )
-
-
-def _group(index: int, version: int, steps: dict[int, int]) -> FinishedGroup:
-    batch = TrajectoryBatch(
-        group_id=f"train-{index:08d}",
-        sample_indices=(0,),
-        lengths=(2,),
-        token_ids=int32_column([3, 4]),
-        log_probs=float32_column([-1.0, -1.0]),
-        version_spans=(VersionSpan(0, 0, 2, version),),
-        finish_reasons=(FinishReason.STOP,),
-        numerics_id="0" * 16,
-        generation_seconds=0.1,
-    )
-    group = PromptGroup(
-        group_id=batch.group_id,
-        ordinal=index,
-        prompt_token_ids=int32_column(np.array([5, 6]).tolist()),
-        group_size=1,
-        sampling=SamplingParameters(max_new_tokens=2, stop_token_ids=(0,)),
-    )
-    return FinishedGroup(
-        group=group,
-        batches=(batch,),
-        version_steps=dict(steps),
-        worker_names=("worker-0",),
-        backends=("cpu",),
     )
 
 

@@ -1,7 +1,8 @@
 import pytest
 
-from hetero_rl.bench.overlap import ONE_WAVE, Schedule, simulate
+from hetero_rl.bench.overlap import simulate
 from hetero_rl.bench.overlap_gate import least_wall, taken_groups
+from hetero_rl.bench.overlap_hub import ONE_WAVE, Schedule
 from hetero_rl.bench.overlap_real import overlap_of
 
 

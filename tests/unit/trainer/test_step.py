@@ -365,3 +365,27 @@ def test_moments_are_in_the_hosts_memory_between_steps(policy, batch):
     state = next(iter(subject.optimizer.state.values()))
     assert state["step"].item() == 2
     assert state["exp_avg"].device.type == "cpu"
+
+
+def test_a_step_that_does_not_fit_into_memory_names_the_knob_and_changes_nothing(policy, batch, monkeypatch):
+    from hetero_rl.errors import MemoryLimitError
+
+    subject = learner(policy, budget=7)
+    before = weights(policy)
+    forward = subject._module.forward
+    calls = []
+
+    def fit_once(*args, **options):
+        calls.append(args)
+        if len(calls) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(*args, **options)
+
+    monkeypatch.setattr(subject._module, "forward", fit_once)
+
+    with pytest.raises(
+        MemoryLimitError, match=r"step 1 .*trainer\.tokens_per_micro_batch \(it is 7\).*2\.00 GiB"
+    ):
+        subject.step(batch, recorded(batch))
+    assert torch.equal(weights(policy), before)
+    assert not subject.optimizer.state
