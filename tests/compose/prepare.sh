@@ -2,7 +2,7 @@
 # What `make test-compose` needs before it can work without a network:
 #
 #     prepare.sh base FILE        the programs of an engine, with apt on Debian, and the root of a small Debian as a tar archive
-#     prepare.sh wheels DIR PIP   every wheel that the CPU images install
+#     prepare.sh wheels DIR PIP   every wheel that the CPU images and the vendors' workers install
 #
 # Where something cannot be had this ends well and says why; the tests then skip with their reason.
 set -euo pipefail
@@ -35,6 +35,9 @@ wheels() {
     mkdir -p "$1"
     "$python" -m pip --disable-pip-version-check wheel --quiet --wheel-dir "$1" --constraint constraints.txt \
         '.[trainer,metrics]' ./backends/cpu 'hatchling>=1.27' || give_up "not every wheel can be had"
+    # What the vendors' images hold in another version than the trainer's.
+    "$python" -m pip --disable-pip-version-check wheel --quiet --wheel-dir "$1" \
+        "$(grep --no-filename '^numba==' backends/*/image-constraints.txt | sort -u)" || give_up "not every wheel can be had"
     rm -f "$1"/hetero_rl*.whl
     touch "$1/.complete"
 }
