@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip(
-    "ray", reason="Ray is not installed here; `make test-ray` runs these in an environment of its own"
-)
-
 ISLANDS = '''
 """Backends that ask a scheduler for the devices of a vendor and compute on the CPU."""
 import dataclasses

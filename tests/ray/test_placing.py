@@ -18,6 +18,9 @@ from hetero_rl.launch.ray_ranks import RankGang
 from hetero_rl.launch.restart import RestartPolicy
 from hetero_rl.worker.backend import find_backend
 
+pytest.importorskip(
+    "ray", reason="Ray is not installed here; `make test-ray` has an environment of its own for it"
+)
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PATIENCE = 600.0
 PROMPT = RestartPolicy(max_restarts=3, first_delay=0.0)

@@ -6,9 +6,12 @@ import signal
 import socket
 import subprocess
 
-import psutil
 import pytest
 
+pytest.importorskip(
+    "ray", reason="Ray is not installed here; `make test-ray` has an environment of its own for it"
+)
+psutil = pytest.importorskip("psutil", reason="comes with Ray")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PATIENCE = 1200.0
 STEPS = 14
