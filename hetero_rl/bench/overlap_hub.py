@@ -39,7 +39,7 @@ class Schedule:
     steps: int = 80
     groups_per_step: int = 32
     slots: int = 8
-    step_seconds: float = 0.4
+    step_seconds: float = 0.6
     sigma: float = 0.5
     max_lag: int = 2
 
