@@ -20,7 +20,7 @@ from hetero_rl.launch.placement import Placement
 from hetero_rl.launch.ray_holder import End, Order, Place, holder_on
 from hetero_rl.launch.restart import RestartPolicy
 
-__all__ = ["LOST", "RayKeeper", "answer", "end_actor"]
+__all__ = ["LOST", "RayKeeper", "answer", "end_actor", "in_short"]
 
 LOST = -1
 """Stands for the exit code of a process whose node or actor is gone."""
@@ -52,6 +52,16 @@ def answer(ref: Any, given_up: Callable[[], bool], *, waiting: Callable[[], None
             waiting()
             waiting = None
     return None
+
+
+def in_short(error: Exception) -> str:
+    """An error of Ray on one line: its messages hold tracebacks and advice about Ray itself."""
+    lines = str(error).strip().splitlines()
+    return (
+        f"{type(error).__name__}: {lines[-1 if 'Traceback' in str(error) else 0][:200]}"
+        if lines
+        else type(error).__name__
+    )
 
 
 def end_actor(actor: Any) -> None:
@@ -164,7 +174,7 @@ class RayKeeper:
             started = time.monotonic()
             end = _gone("was not wanted any more") if actor is None else self._watched(actor)
         except RayError as error:
-            end = _gone(f"is lost with its node or actor ({type(error).__name__})")
+            end = _gone(f"is lost with its node or actor ({in_short(error)})")
         finally:
             seconds = time.monotonic() - started
             self._let_go()

@@ -21,7 +21,7 @@ from hetero_rl.errors import LaunchError
 from hetero_rl.launch.interrupts import INTERRUPTED_EXIT_CODE
 from hetero_rl.launch.placement import Placement
 from hetero_rl.launch.ray_holder import End, Order, Place, holder_on
-from hetero_rl.launch.ray_keeper import LOOK_SECONDS, LOST, WAIT_SECONDS, answer, end_actor
+from hetero_rl.launch.ray_keeper import LOOK_SECONDS, LOST, WAIT_SECONDS, answer, end_actor, in_short
 from hetero_rl.launch.restart import RestartPolicy
 
 __all__ = ["RankGang", "Rendezvous"]
@@ -227,6 +227,6 @@ def _finished(actors: list[Any], end: End) -> End:
 def _lost(who: str, error: Exception) -> End:
     return End(
         code=LOST,
-        sentence=f"{who} is lost with its node or actor ({type(error).__name__})",
+        sentence=f"{who} is lost with its node or actor ({in_short(error)})",
         tail="  (its log is on the node)",
     )

@@ -12,6 +12,7 @@ from hetero_rl.launch.placement import NodeFacts, Placement
 from hetero_rl.launch.plan import PlannedWorker
 from hetero_rl.launch.rank import RankResult, read_result
 from hetero_rl.launch.ray_holder import CONFIG_FILE, Place
+from hetero_rl.launch.ray_keeper import in_short
 from hetero_rl.launch.ray_node import NodeOptions, node_command, node_environment
 from hetero_rl.launch.ray_ranks import Rendezvous
 from hetero_rl.launch.ray_run import hub_address_for, rank_order, worker_order
@@ -188,6 +189,22 @@ class TestNodes:
         assert "RAY_AUTH_MODE" not in node_environment({"RAY_AUTH_MODE": "disabled"})
         with pytest.raises(ConfigError, match="ray get-auth-token --generate"):
             node_environment({"HOME": str(tmp_path)})
+
+
+class TestTelling:
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("The actor died.\nIts address was x.", "RuntimeError: The actor died."),
+            (
+                "Traceback (most recent call last):\n  f()\nStorageError: no room",
+                "RuntimeError: StorageError: no room",
+            ),
+            ("", "RuntimeError"),
+        ],
+    )
+    def test_an_error_of_ray_is_told_on_one_line(self, text, said):
+        assert in_short(RuntimeError(text)) == said
 
 
 class TestFollowing:
