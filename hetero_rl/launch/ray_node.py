@@ -61,6 +61,7 @@ def node_command(options: NodeOptions) -> tuple[str, ...]:
         raise ConfigError("give --head to begin a cluster, or --address HOST:PORT to join one")
     backend = find_backend(options.backend) if options.backend else _backend_here()
     parts = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    parts.append("--include-log-monitor=false")  # logs stay where they are written
     if options.address is None:
         parts += ["--head", f"--port={options.port}", "--include-dashboard=false"]
     else:
