@@ -25,6 +25,7 @@ __all__ = [
     "Tracer",
     "current_ids",
     "current_metadata",
+    "flush_traces",
     "group_spans",
     "make_provider",
     "record_groups",
@@ -64,6 +65,7 @@ class Tracer:
 
     def __init__(self, provider: Any, run: str) -> None:
         self._tracer = provider.get_tracer("hetero_rl")
+        self._provider = provider
         self.run = run
 
     def start(
@@ -91,6 +93,10 @@ class Tracer:
             attributes={"hetero_rl.run": self.run, "hetero_rl.group": group_id, **attributes},
             links=_links(),
         )
+
+    def flush(self, seconds: float) -> None:
+        """Sends what waits, for at most so long."""
+        self._provider.force_flush(int(seconds * 1000))
 
 
 def _links() -> list[Any]:
@@ -178,6 +184,12 @@ def trace_run(run: str) -> None:
     """Names the run of later spans, for a process that learns it from the hub."""
     if _tracer is not None:
         _tracer.run = run
+
+
+def flush_traces(seconds: float = 5.0) -> None:
+    """Sends what waits to be sent, for at most so long; a process that ends by a signal would lose it."""
+    if _tracer is not None:
+        _tracer.flush(seconds)
 
 
 def use_tracer(tracer: Tracer | None) -> None:

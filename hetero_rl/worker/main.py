@@ -25,7 +25,7 @@ from hetero_rl.launch.lifeline import follow_parent
 from hetero_rl.metrics.exporter import Exporter, exporting
 from hetero_rl.metrics.worker import WorkerReadings
 from hetero_rl.telemetry.logs import describe_process, log_to
-from hetero_rl.telemetry.tracing import trace_run
+from hetero_rl.telemetry.tracing import flush_traces, trace_run
 from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.credentials import channel_credentials
 from hetero_rl.wire.messages import JoinRequest, RunDescription, SamplingParameters
@@ -191,6 +191,8 @@ async def serve(
         await started.session.keeper.engine.close()
     shutil.rmtree(started.scratch, ignore_errors=True)
     _logger.info("left: %s", started.session.stop_reason)
+    # Later nothing handles the signal by which a launcher ends this process, and it would cut OpenTelemetry's own end short.
+    await asyncio.to_thread(flush_traces)
 
 
 async def _obey(session: Session, first_signal: "asyncio.Task[str]", signals: asyncio.Queue[str]) -> None:

@@ -86,6 +86,22 @@ def test_what_is_no_context_is_no_link(spans, sent):
     assert spans()[0].links == ()
 
 
+def test_spans_that_wait_are_sent_before_a_process_leaves(spans):
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    patient = BatchSpanProcessor(exporter, schedule_delay_millis=3_600_000)
+    provider = tracing.make_provider(patient, role="worker", share=1.0)
+    tracing.use_tracer(Tracer(provider, "mine"))
+    record_groups("generate", ["g1"])
+
+    tracing.flush_traces(60.0)
+
+    assert [span.name for span in exporter.get_finished_spans()] == ["generate"]
+    provider.shutdown()
+
+
 def test_a_record_within_a_span_names_it(spans):
     entry = logging.LogRecord("x", logging.INFO, "x.py", 1, "hello", (), None)
     with group_spans("generate", ["g1"]):
