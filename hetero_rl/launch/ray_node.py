@@ -2,7 +2,7 @@
 
     this process ──► keeper ──► `ray start --block` (a child in a session of its own) ──► raylet, and on a head the GCS
                         │                 └── ends when any of Ray's processes ends
-                        └── started again with a delay; given up after too many deaths in a row
+                        └── started again with a delay of at most a minute, for most of a day; a wrong command is given up at once
 
 A raylet that the head took for dead, because the link was cut, kills itself when it hears of it and never rejoins. The
 keeper starts a new one, and what was placed on the old one is placed again by the launcher of the run. `ray stop` ends
@@ -33,6 +33,8 @@ __all__ = ["NodeOptions", "keep_node", "node_command", "node_environment"]
 _LOG = logging.getLogger(__name__)
 
 GRACE_SECONDS = 20.0
+NODE_POLICY = RestartPolicy(max_restarts=1000, longest_delay=60.0)
+"""A link may be cut for hours, and a busy host may miss Ray's own 15 s for the start of its agents: most of a day of tries."""
 VENDOR_LABEL = "vendor"
 
 
@@ -125,7 +127,7 @@ def keep_node(options: NodeOptions, policy: RestartPolicy | None = None) -> None
             name="ray-node", arguments=command, log=Path(directory) / "ray-node.log", environment=environment
         )
         keeper = Keeper(
-            lambda: spec, policy or RestartPolicy(), _LOG.warning, lambda _: over.set(), may_leave=False
+            lambda: spec, policy or NODE_POLICY, _LOG.warning, lambda _: over.set(), may_leave=False
         )
         with Interrupts(over.set, keeper.kill):
             keeper.start()
