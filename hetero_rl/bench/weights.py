@@ -5,13 +5,14 @@ the elements counts. Synthetic ones go from 0.3 to 50 %. Speeds are CPU time aga
 pieces that no cache holds. The line and the bulk path go through a real hub, in a process of its own.
 """
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hetero_rl.bench.schema import BenchReport, Figure
-from hetero_rl.bench.timing import Ratio, compare
+from hetero_rl.bench.timing import MIN_PAIRS, Ratio, compare
 from hetero_rl.bench.weight_bulk import bulk_figures
 from hetero_rl.bench.weight_floors import floor_given_exponent, gap_xor_zstd
 from hetero_rl.bench.weight_link import link_figures
@@ -36,18 +37,29 @@ def run(*, quick: bool = False) -> BenchReport:
     Args:
         quick: Take seconds on a tiny model; the figures prove nothing.
     """
-    updates = list(real_updates(quick=quick))
+    updates = []
+    for update in real_updates(quick=quick):
+        _say(f"{update.name}: {update.density:.2%} of {update.elements:,} elements changed")
+        updates.append(update)
     judged = [update for update in updates if _DENSITIES[0] <= update.density <= _DENSITIES[1]] or updates
     elements = 100_000 if quick else _SYNTHETIC_ELEMENTS
     densest = max(judged, key=lambda update: update.density)
-    figures = [
-        *_size_figures(judged),
-        _synthetic_figure(elements),
-        *_speed_figures(densest),
-        *link_figures(densest, quick=quick),
-        *bulk_figures(quick=quick),
-    ]
+    figures = _size_figures(judged, updates)
+    _say("sizes are known; synthetic updates")
+    figures.append(_synthetic_figure(elements))
+    _say("speeds")
+    figures += _speed_figures(densest, quick=quick)
+    _say("the slow line")
+    figures += link_figures(densest, quick=quick)
+    _say("bytes in bulk")
+    figures += bulk_figures(quick=quick)
     return BenchReport(bench="weights", figures=tuple(figures))
+
+
+def _say(text: str) -> None:
+    """Minutes go by: tells how far it is, beside the report."""
+    sys.stderr.write(f"weights: {text}\n")
+    sys.stderr.flush()
 
 
 def encode_update(update: Update) -> list[bytes]:
@@ -73,9 +85,11 @@ def _size(update: Update) -> int:
     return sum(map(len, payloads))
 
 
-def _size_figures(updates: Sequence[Update]) -> list[Figure]:
+def _size_figures(updates: Sequence[Update], of: Sequence[Update]) -> list[Figure]:
+    """Of the updates that count, out of all that were made."""
     sizes = [_size(update) for update in updates]
-    names = f"{updates[0].name} to {updates[-1].name}"
+    names = "; ".join(f"{update.name}, {update.density:.2%} changed" for update in updates)
+    others = ", ".join(f"{update.density:.2%}" for update in of if update not in updates) or "none"
     to_floor = [size / floor_given_exponent(update) for size, update in zip(sizes, updates, strict=True)]
     to_codec = [size / gap_xor_zstd(update) for size, update in zip(sizes, updates, strict=True)]
     bits = [8 * size / update.changed for size, update in zip(sizes, updates, strict=True)]
@@ -83,7 +97,12 @@ def _size_figures(updates: Sequence[Update]) -> list[Figure]:
         _worst("payload_over_floor_b", to_floor, f"{_FLOOR}; {names}", 1.15),
         _worst("payload_over_gap_xor_zstd", to_codec, f"{_CODEC}; {names}", 0.7),
         _worst("bits_per_change", bits, names, unit="bits"),
-        _worst("density", [100 * update.density for update in updates], names, unit="%"),
+        _worst(
+            "density",
+            [100 * update.density for update in updates],
+            f"{names}; beyond what counts: {others}",
+            unit="%",
+        ),
     ]
 
 
@@ -111,15 +130,16 @@ def _worst(
     )
 
 
-def _speed_figures(densest: Update) -> list[Figure]:
+def _speed_figures(densest: Update, *, quick: bool) -> list[Figure]:
     """Speeds on the update that changes most: it costs most."""
-    copy = _copier(2 * densest.elements)
+    pairs = MIN_PAIRS if quick else _PAIRS
+    copy = _copier(2 * densest.elements, block=2**20 if quick else _LARGER_THAN_CACHES)
     baseline = f"{_COPY}; {densest.name}, {densest.density:.2%} changed"
-    encoding = _compare(lambda: encode_update(densest), copy)
+    encoding = _compare(lambda: encode_update(densest), copy, pairs)
     payloads = encode_update(densest)
     # Every run needs bits from before; they are copied outside of what is timed.
-    fresh = iter([[old.copy() for old, _ in densest.pairs] for _ in range(_PAIRS + 1)])
-    decoding = _compare(lambda: decode_update(payloads, next(fresh)), copy)
+    fresh = iter([[old.copy() for old, _ in densest.pairs] for _ in range(pairs + 1)])
+    decoding = _compare(lambda: decode_update(payloads, next(fresh)), copy, pairs)
     return [
         encoding.figure("encode_over_memcpy", baseline, target=0.05),
         decoding.figure("decode_apply_over_memcpy", baseline, target=0.1),
@@ -127,13 +147,14 @@ def _speed_figures(densest: Update) -> list[Figure]:
 
 
 _PAIRS = 7
+_LARGER_THAN_CACHES = 128 * 2**20
 
 
-def _compare(candidate: Callable[[], object], baseline: Callable[[], object]) -> Ratio:
-    return compare(candidate, baseline, pairs=_PAIRS, clock=time.process_time)
+def _compare(candidate: Callable[[], object], baseline: Callable[[], object], pairs: int) -> Ratio:
+    return compare(candidate, baseline, pairs=pairs, clock=time.process_time)
 
 
-def _copier(size: int, block: int = 128 * 2**20) -> Callable[[], None]:
+def _copier(size: int, block: int) -> Callable[[], None]:
     """Copies that many bytes, walking through buffers larger than a processor's cache."""
     source, target = np.ones(block, np.uint8), np.zeros(block, np.uint8)
     cursor = 0

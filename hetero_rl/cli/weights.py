@@ -22,16 +22,22 @@ def _weights() -> None:
 def log(run: RunArgument, as_json: JsonOutput = False) -> None:
     """Show coding, share of changed elements, bytes and seconds of every weight version; works while the job runs.
 
-    Sizes come from the manifests in the hub's journal, seconds from what workers report: medians over them. The share of
-    changed elements is known for deltas only.
+    Sizes come from the manifests in the hub's journal, seconds from what workers report: medians over them. Seconds of coding, and
+    the entropies that the bytes are compared with, come from RUN/weights.jsonl: floor A of positions and steps, floor B the same given
+    the exponents that both ends hold. The share of changed elements is known for deltas only.
     """
     from hetero_rl.hub.journal_reader import JournalReader
     from hetero_rl.launch.hub_access import find_run
-    from hetero_rl.observe.weights import version_record, weights_view
+    from hetero_rl.observe.weights import read_codings, version_record, weights_view
 
-    with JournalReader(find_run(run).journal) as reader:
+    found = find_run(run)
+    codings = read_codings(found.sparsity)
+    with JournalReader(found.journal) as reader:
         syncs = [row.sync for row in reader.syncs()]
-        records = [version_record(row, manifest, syncs) for row, manifest in reader.versions()]
+        records = [
+            version_record(row, manifest, syncs, codings.get(manifest.version))
+            for row, manifest in reader.versions()
+        ]
     if as_json:
         typer.echo(json.dumps([record.as_json() for record in records], indent=2))
     elif not records:

@@ -1,8 +1,10 @@
 """What each weight version cost: pure functions from manifests to records and a table. Standard library and rich only."""
 
 import dataclasses
+import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +14,7 @@ from hetero_rl.hub.stores.records import VersionRow
 from hetero_rl.weights.manifest import element_count, raw_size
 from hetero_rl.wire.messages import WeightManifest, WeightSync
 
-__all__ = ["VersionRecord", "version_record", "weights_view"]
+__all__ = ["VersionRecord", "read_codings", "version_record", "weights_view"]
 
 _SECONDS = ("fetch_seconds", "decode_seconds", "verify_seconds", "pause_seconds")
 
@@ -41,6 +43,12 @@ class VersionRecord:
     decode_seconds: float | None = None
     verify_seconds: float | None = None
     pause_seconds: float | None = None
+    encode_seconds: float | None = None
+    """What the trainer's coding took; with the floors out of RUN/weights.jsonl, known for deltas."""
+    floor_a_bytes: float | None = None
+    """Entropy of positions and steps; see `hetero_rl.weights.floors`."""
+    floor_b_bytes: float | None = None
+    """The same given the old exponents."""
 
     @property
     def density(self) -> float | None:
@@ -58,18 +66,35 @@ class VersionRecord:
         """Coded bytes over those of a raw full copy; None for a model without elements."""
         return self.coded_bytes / self.full_bytes if self.full_bytes else None
 
+    def over(self, floor: float | None) -> float | None:
+        """Coded bytes over a floor; None when nothing changed, or nobody counted."""
+        return self.coded_bytes / floor if floor else None
+
     def as_json(self) -> dict[str, object]:
         """All fields, the computed ones too."""
         computed = {
             "density": self.density,
             "bits_per_change": self.bits_per_change,
             "share_of_full": self.share_of_full,
+            "over_floor_a": self.over(self.floor_a_bytes),
+            "over_floor_b": self.over(self.floor_b_bytes),
         }
         return dataclasses.asdict(self) | computed
 
 
+def read_codings(path: Path) -> Mapping[int, Mapping[str, float]]:
+    """By version, what coding it took and could have taken: "seconds", "floor_a_bytes", "floor_b_bytes"; empty without a record."""
+    if not path.is_file():
+        return {}
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    return {line["version"]: line["coding"] for line in lines if "coding" in line}
+
+
 def version_record(
-    row: VersionRow, manifest: WeightManifest, syncs: Sequence[WeightSync] = ()
+    row: VersionRow,
+    manifest: WeightManifest,
+    syncs: Sequence[WeightSync] = (),
+    coding: Mapping[str, float] | None = None,
 ) -> VersionRecord:
     """What a manifest says of a version's size and change, and workers of the time it took them.
 
@@ -77,6 +102,7 @@ def version_record(
         row: What became of the version.
         manifest: How it was published.
         syncs: Reports of workers, of any versions.
+        coding: Of `read_codings`.
     """
     reports = [sync for sync in syncs if sync.weight_version == manifest.version]
     medians = {
@@ -96,6 +122,9 @@ def version_record(
         abandoned=row.abandoned,
         kept=not row.pruned,
         syncs=len(reports),
+        encode_seconds=coding["seconds"] if coding else None,
+        floor_a_bytes=coding["floor_a_bytes"] if coding else None,
+        floor_b_bytes=coding["floor_b_bytes"] if coding else None,
         **medians,
     )
 
@@ -106,17 +135,7 @@ def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
     for column in ("version", "step"):
         table.add_column(column, justify="right")
     table.add_column("encoding")
-    for column in (
-        "base",
-        "changed",
-        "bytes",
-        "bits/change",
-        "of full",
-        "fetch",
-        "decode",
-        "verify",
-        "pause",
-    ):
+    for column in ("base", "changed", "bytes", "bits/change", "of full"):
         table.add_column(column, justify="right")
     table.add_column("")
     for record in records:
@@ -134,20 +153,36 @@ def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
     coded, full = sum(record.coded_bytes for record in records), sum(record.full_bytes for record in records)
     share = _percent(coded / full if full else None)
     total = Text(f"{len(records)} versions, {coded:,} bytes for each worker; full copies: {full:,} ({share})")
-    if not any(record.syncs for record in records):
+    known = [record for record in records if record.syncs or record.encode_seconds is not None]
+    if not known:
         return Group(table, Text(), total)
-    return Group(table, Text(), _seconds_table(records), Text(), total)
+    return Group(table, Text(), _costs_table(known), Text(), total)
 
 
-def _seconds_table(records: Sequence[VersionRecord]) -> Table:
-    """What each version took the workers that came to it: medians."""
+def _costs_table(records: Sequence[VersionRecord]) -> Table:
+    """What each version took the trainer to code, in bits beside both floors, and the workers that came to it: medians."""
     table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
-    for column in ("version", "workers", "fetch", "decode", "verify", "pause"):
+    for column in (
+        "version",
+        "encode",
+        "over floor A",
+        "over floor B",
+        "workers",
+        "fetch",
+        "decode",
+        "verify",
+        "pause",
+    ):
         table.add_column(column, justify="right")
     for record in records:
-        if record.syncs:
-            seconds = (_seconds(getattr(record, name)) for name in _SECONDS)
-            table.add_row(str(record.version), str(record.syncs), *seconds)
+        over = (record.over(floor) for floor in (record.floor_a_bytes, record.floor_b_bytes))
+        table.add_row(
+            str(record.version),
+            _seconds(record.encode_seconds),
+            *("-" if ratio is None else f"{ratio:.2f}" for ratio in over),
+            str(record.syncs),
+            *(_seconds(getattr(record, name)) for name in _SECONDS),
+        )
     return table
 
 

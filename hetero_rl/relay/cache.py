@@ -26,7 +26,7 @@ from typing import BinaryIO, Protocol
 
 from hetero_rl.errors import DamagedError, DiskFullError, HeteroRLError, RefusedError, StorageError
 from hetero_rl.weights.digests import digest_of_file, is_digest
-from hetero_rl.wire.channels import CHUNK_BYTES
+from hetero_rl.wire.channels import CHUNK_BYTES, chunk_bytes
 from hetero_rl.wire.ports import WeightPort
 
 __all__ = ["Reader", "RelayCache"]
@@ -258,7 +258,7 @@ class _FileReader:
 
     async def read(self, offset: int) -> bytes:
         """See `Reader`."""
-        return await _read(self._file, offset, self._size)
+        return await _read(self._file, offset, self._size, chunk_bytes(self._size))
 
 
 class _FollowingReader:
@@ -281,9 +281,9 @@ class _FollowingReader:
             self._file.close()
 
 
-async def _read(file: BinaryIO, offset: int, end: int) -> bytes:
+async def _read(file: BinaryIO, offset: int, end: int, most: int = CHUNK_BYTES) -> bytes:
     """A chunk of a file that has at least `end` bytes."""
-    size = max(0, min(CHUNK_BYTES, end - offset))
+    size = max(0, min(most, end - offset))
     chunk = await asyncio.to_thread(os.pread, file.fileno(), size, offset)
     if size and not chunk:
         raise StorageError(f"{file.name} ends at {offset} of {end} bytes")

@@ -12,6 +12,7 @@ from hetero_rl.hub.servicers.calls import RpcContext, Undecodable
 from hetero_rl.relay.cache import RelayCache
 from hetero_rl.relay.upstream import Upstream
 from hetero_rl.v1 import weight_service_pb2 as pb
+from hetero_rl.wire.chunks import encode_chunk
 from hetero_rl.wire.convert import fields, weights
 from hetero_rl.wire.health import ServingStatus, encode_status
 from hetero_rl.wire.invalid import invalid
@@ -70,7 +71,7 @@ class RelayServicer:
         offset = request.offset
         async with self._cache.reading(request.digest) as reader:
             while chunk := await reader.read(offset):
-                await context.write(pb.FetchBlobResponse(offset=offset, data=chunk))
+                await context.write(encode_chunk(offset, chunk))
                 offset += len(chunk)
 
     @_refusing

@@ -12,6 +12,7 @@ extra `codec`) every version is a full copy. For one thread.
 
 import dataclasses
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,12 +25,13 @@ from hetero_rl.weights.tensors import distinct_tensors
 from hetero_rl.wire.messages import DataType, ProbeCard, WeightEncoding, WeightManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
 
-    from hetero_rl.weights.held import HeldWeights
+    from hetero_rl.weights.held import HeldWeights, TensorChange
     from hetero_rl.weights.rewind import ChangeLog
+    from hetero_rl.weights.sparsity import Coding
 
 __all__ = ["Baseline", "encode_anchor"]
 
@@ -61,6 +63,8 @@ class Baseline:
         self._deltas_wanted = anchor_every > 1 and WeightEncoding.ULP_DELTA in supported_encodings()
         self._held: HeldWeights | None = None
         self._pending: ChangeLog | None = None
+        self._coding: Coding | None = None
+        """What the pending delta took to code; known when it is to be recorded."""
         self._chain: list[_Delta] = []
         """The deltas that led to the baseline, oldest first."""
         self._since_anchor = 0
@@ -212,6 +216,7 @@ class Baseline:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._pending = ChangeLog(held.manifest, self._directory / f"before-{version}")
         difference = snapshot.difference or Difference.of(held, snapshot.tensors, None)
+        started = time.perf_counter()
         delta = encode_changes(
             held,
             difference.changes,
@@ -221,6 +226,9 @@ class Baseline:
             probe_card=card,
             log=self._pending,
         )
+        if self._sparsity is not None:
+            seconds = time.perf_counter() - started
+            self._coding = _coding(held, difference.changes, seconds)
         tensors = tuple(
             dataclasses.replace(entry, changed_elements=delta.changed[entry.name])
             for entry in delta.manifest.tensors
@@ -234,8 +242,9 @@ class Baseline:
         from hetero_rl.weights.sparsity import append_line, sparsity_line
 
         before = self._chain[-1].log if self._chain else None
+        coding, self._coding = self._coding, None
         try:
-            append_line(self._sparsity, sparsity_line(manifest, log, before))
+            append_line(self._sparsity, sparsity_line(manifest, log, before, coding))
         except OSError as error:
             _LOG.warning("the sparsity of version %d is not recorded: %s", manifest.version, error)
 
@@ -251,6 +260,19 @@ def _state_of(held: "HeldWeights") -> "dict[str, torch.Tensor]":
     """The held tensors by checkpoint name, tied names too."""
     ties = {entry.name: entry.tied_names for entry in held.manifest.tensors}
     return {alias: tensor for name, tensor in held.tensors() for alias in (name, *ties[name])}
+
+
+def _coding(held: "HeldWeights", changes: "Sequence[TensorChange]", seconds: float) -> "Coding":
+    """What a delta took to code, beside what it could have taken."""
+    from hetero_rl.weights.delta import bits_of
+    from hetero_rl.weights.floors import FloorTally
+    from hetero_rl.weights.sparsity import Coding
+
+    tally = FloorTally()
+    for change in changes:
+        data_type = change.entry.data_type
+        tally.add(data_type, bits_of(data_type, held.raw(change.entry.name)), change.changes)
+    return Coding(seconds, tally.bytes_given_nothing(), tally.bytes_given_exponents())
 
 
 def encode_anchor(

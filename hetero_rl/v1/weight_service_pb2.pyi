@@ -40,15 +40,19 @@ class FetchBlobResponse(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class AwaitVersionRequest(_message.Message):
-    __slots__ = ("after_version", "wait")
+    __slots__ = ("after_version", "wait", "encodings")
     AFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
+    ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     after_version: int
     wait: _duration_pb2.Duration
-    def __init__(self, after_version: _Optional[int] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    encodings: _containers.RepeatedScalarFieldContainer[_weights_pb2.WeightEncoding]
+    def __init__(self, after_version: _Optional[int] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., encodings: _Optional[_Iterable[_Union[_weights_pb2.WeightEncoding, str]]] = ...) -> None: ...
 
 class AwaitVersionResponse(_message.Message):
-    __slots__ = ("latest_weight_version",)
+    __slots__ = ("latest_weight_version", "manifests")
     LATEST_WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
     latest_weight_version: int
-    def __init__(self, latest_weight_version: _Optional[int] = ...) -> None: ...
+    manifests: _containers.RepeatedCompositeFieldContainer[_weights_pb2.WeightManifest]
+    def __init__(self, latest_weight_version: _Optional[int] = ..., manifests: _Optional[_Iterable[_Union[_weights_pb2.WeightManifest, _Mapping]]] = ...) -> None: ...

@@ -69,7 +69,7 @@ class WeightServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchBlob(self, request, context):
-        """Bytes of a blob from an offset, in chunks of 1 to 4 MiB. After a break, ask again from where it stopped.
+        """Bytes of a blob from an offset, in chunks of up to 4 MiB. After a break, ask again from where it stopped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

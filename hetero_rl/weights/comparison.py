@@ -1,31 +1,32 @@
-"""The compiled loop that finds where two arrays differ. Needs numba. All of it is in this file: see `kernels`."""
+"""The compiled loop that finds where two arrays differ. Needs numba. What it calls is in `vectors`: see there."""
 
 import numba
 import numpy as np
 
-__all__ = ["FLAGS", "find_changes"]
+from hetero_rl.weights.vectors import FLAGGED, flags_of_changes, lowest_bit
 
-FLAGS = 4096
-"""Elements compared at a time; their flags stay in the processor's nearest cache."""
+__all__ = ["find_changes"]
 
 
 @numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
-def find_changes(old, new, index, flags, words):
-    """Writes the positions at which two arrays differ and returns their number.
+def find_changes(old, new, start, stop, index, bits):
+    """Writes where two contiguous arrays differ, from `start` to before `stop`, and what is new there; returns how often they do.
 
-    `index` has room for every element and `FLAGS` more; `words` are the bytes of `flags`, eight at a time.
+    `index` and `bits` have room for as many elements as are looked at.
     """
-    found, start = 0, 0
-    while start < old.size:
-        size = min(FLAGS, old.size - start)
-        for element in range(size):
-            flags[np.uint64(element)] = old[np.uint64(start + element)] != new[np.uint64(start + element)]
-        for element in range(size, min((size + 15) & ~15, FLAGS)):
-            flags[element] = 0
-        for pair in range((size + 15) >> 4):
-            if words[np.uint64(2 * pair)] | words[np.uint64(2 * pair + 1)]:
-                for element in range(16 * pair, 16 * pair + 16):
-                    index[np.uint64(found)] = start + element
-                    found += np.int64(flags[np.uint64(element)])
-        start += size
+    found, at, whole = 0, start, stop - (stop - start) % FLAGGED
+    while at < whole:
+        flags = flags_of_changes(old, new, at)
+        while flags != 0:
+            element = at + lowest_bit(flags)
+            index[np.uint64(found)] = element
+            bits[np.uint64(found)] = new[np.uint64(element)]
+            found += 1
+            flags &= flags - 1
+        at += FLAGGED
+    for element in range(whole, stop):
+        if old[np.uint64(element)] != new[np.uint64(element)]:
+            index[np.uint64(found)] = element
+            bits[np.uint64(found)] = new[np.uint64(element)]
+            found += 1
     return found

@@ -22,7 +22,16 @@ from hetero_rl.errors import DamagedError
 from hetero_rl.weights import comparison, kernels
 from hetero_rl.wire.messages import DataType
 
-__all__ = ["GROUP_ELEMENTS", "Changes", "DeltaCoder", "bits_of", "compare_bits"]
+__all__ = [
+    "GROUP_ELEMENTS",
+    "Changes",
+    "DeltaCoder",
+    "Layout",
+    "bits_of",
+    "compare_bits",
+    "compile_decoder",
+    "layout_of",
+]
 
 GROUP_ELEMENTS = 2**26
 """Statistics start anew after this many elements, so that groups of tensors can be decoded side by side."""
@@ -35,6 +44,7 @@ _STEPS = b"\x01"
 """How: gaps and steps."""
 _HEADER_BYTES = 4
 _WORDS_BITS = 28
+_COMPARED_ELEMENTS = 2**18
 _CHANGES_PER_LANE = 512
 """A lane costs about four bytes, so few changes share few lanes."""
 
@@ -42,8 +52,8 @@ Bits = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where the exponent of a floating point type lies."""
+class Layout:
+    """Where the exponent of a floating point type lies, and the bit of its sign."""
 
     exponent_shift: int
     exponent_bits: int
@@ -51,9 +61,9 @@ class _Layout:
 
 
 _LAYOUTS = {
-    DataType.BFLOAT16: _Layout(7, 8, 1 << 15),
-    DataType.FLOAT16: _Layout(10, 5, 1 << 15),
-    DataType.FLOAT32: _Layout(23, 8, 1 << 31),
+    DataType.BFLOAT16: Layout(7, 8, 1 << 15),
+    DataType.FLOAT16: Layout(10, 5, 1 << 15),
+    DataType.FLOAT32: Layout(23, 8, 1 << 31),
 }
 
 
@@ -65,26 +75,45 @@ class Changes:
     bits: Bits
 
 
+def layout_of(data_type: DataType) -> Layout | None:
+    """The layout of a type that is coded as steps; None for others, which are sent whole."""
+    return _LAYOUTS.get(data_type)
+
+
 def bits_of(data_type: DataType, data: memoryview) -> Bits:
     """The elements of raw bytes as unsigned integers of the same size, in place."""
     return np.frombuffer(data, np.dtype(f"<u{data_type.item_size}"))
 
 
 def compare_bits(old: Bits, new: Bits) -> Changes:
-    """What differs between two arrays of one size; pages of the buffer that are not needed are never touched."""
+    """What differs between two arrays of one size."""
     if old.itemsize not in {2, 4}:  # not worth compiling for: whole tensors are sent
         found = np.flatnonzero(old != new)
         return Changes(found, new[found])
-    positions = np.empty(old.size + comparison.FLAGS, np.int64)
-    flags = np.zeros(comparison.FLAGS, np.uint8)
-    found = positions[: comparison.find_changes(old, new, positions, flags, flags.view(np.uint64))].copy()
-    return Changes(found, new[found])
+    # Buffers for all of a large tensor would be fresh memory each time, which costs more than the comparison.
+    room = min(old.size, _COMPARED_ELEMENTS)
+    index, bits = np.empty(room, np.int64), np.empty(room, old.dtype)
+    parts = [(index[:0], bits[:0])]
+    for start in range(0, old.size, _COMPARED_ELEMENTS):
+        stop = min(start + _COMPARED_ELEMENTS, old.size)
+        found = comparison.find_changes(old, new, start, stop, index, bits)
+        parts.append((index[:found].copy(), bits[:found].copy()))
+    return Changes(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def compile_decoder(data_type: DataType) -> None:
+    """Compiles what decoding a type takes, which is seconds the first time in an installation; types that are sent whole need none."""
+    if data_type not in _LAYOUTS:
+        return
+    layout, words = _LAYOUTS[data_type], np.zeros(2 + kernels.WORDS_AHEAD, np.uint32)
+    bits = bits_of(data_type, memoryview(bytearray(64 * data_type.item_size)))
+    kernels.decode(bits, words, 1, layout.exponent_shift, layout.sign, *_Statistics(layout).arrays())
 
 
 class _Statistics:
     """What one end has learnt of one data type; both ends learn the same."""
 
-    def __init__(self, layout: _Layout) -> None:
+    def __init__(self, layout: Layout) -> None:
         contexts = 1 << layout.exponent_bits
         self.hazards = np.full(2 * contexts, 10_000, np.int32)  # about 1 % until the first piece is known
         self.far = np.full(contexts, 1 << 14, np.int32)  # a quarter of the slots
@@ -98,6 +127,13 @@ class _Statistics:
         self.sums = np.zeros(kernels.PIECE_ROOM, np.uint32)
         self.table = np.zeros(kernels.LANE_TABLE, np.int64)
         self.distances = np.zeros(kernels.MOST_DISTANCES, np.int64)
+        self._symbols = np.empty(0, np.int64)
+
+    def symbols(self, count: int) -> NDArray[np.int64]:
+        """Room for symbols, the same memory each time: what is fresh costs more than what is written there."""
+        if self._symbols.size < count:
+            self._symbols = np.empty(count, np.int64)
+        return self._symbols[:count]
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """In the order that the kernels take."""
@@ -199,12 +235,12 @@ class DeltaCoder:
 
 
 def _encode_segment(
-    layout: _Layout, statistics: _Statistics, old: Bits, index: NDArray[np.int64], new: Bits, limit: int
+    layout: Layout, statistics: _Statistics, old: Bits, index: NDArray[np.int64], new: Bits, limit: int
 ) -> bytes:
     """A segment with its header; longer than `limit` when there is no room for it."""
     log_lanes = min(int(index.size) // _CHANGES_PER_LANE or 1, kernels.MOST_LANES).bit_length() - 1
     lanes = 1 << log_lanes
-    symbols = np.empty(kernels.SYMBOLS_PER_CHANGE * (index.size + lanes) + old.size // 8 + 1024, np.int64)
+    symbols = statistics.symbols(kernels.SYMBOLS_PER_CHANGE * (index.size + lanes) + old.size // 8 + 1024)
     noted = kernels.note(
         old, index, new, symbols, lanes, layout.exponent_shift, layout.sign, *statistics.arrays()
     )

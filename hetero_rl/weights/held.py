@@ -17,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from hetero_rl.errors import DamagedError
+from hetero_rl.failpoints import reach
+from hetero_rl.weights.arrival import BlobSource, FileSource, Verifier
 from hetero_rl.weights.blobs import BLOB_BYTES, BlobFile, BlobWriter
 from hetero_rl.weights.delta import Bits, Changes, DeltaCoder, bits_of, compare_bits
-from hetero_rl.weights.digests import check_blob_file, digest_of_bytes, state_digest
+from hetero_rl.weights.digests import digest_of_bytes, state_digest
 from hetero_rl.weights.full import StagedVersion
 from hetero_rl.weights.manifest import check_follows, check_manifest
 from hetero_rl.weights.seconds import StageSeconds
@@ -27,7 +29,6 @@ from hetero_rl.weights.tensors import (
     NamedTensor,
     data_type_of,
     distinct_tensors,
-    map_file,
     raw_bytes,
     tensor_from_bytes,
 )
@@ -127,20 +128,35 @@ class HeldWeights:
             DamagedError: The delta does not follow what is held, or a blob is damaged: nothing was changed. Or a tensor
                 does not have its digest afterwards: what is held is unusable from then on. Names the tensor or blob.
         """
-        held = self.manifest
-        if manifest.encoding is not WeightEncoding.ULP_DELTA or len(paths) != len(manifest.blobs):
-            raise DamagedError(
-                f"version {manifest.version} is {manifest.encoding.name} with {len(manifest.blobs)} blobs; "
-                f"{len(paths)} files of a delta were to be applied"
-            )
         seconds = seconds or StageSeconds()
         with seconds.verifying():
-            check_manifest(manifest)
-            check_follows(manifest, held)
-            for blob, path in zip(manifest.blobs, paths, strict=True):
-                check_blob_file(path, blob)
-        self._manifest = None
-        self._apply(manifest, [map_file(path) for path in paths], seconds)
+            self._check_applies(manifest, len(paths))
+            sources = list(map(FileSource, paths, manifest.blobs))
+        self.apply_arriving(manifest, sources, seconds)
+
+    def apply_arriving(
+        self, manifest: WeightManifest, sources: Sequence[BlobSource], seconds: StageSeconds
+    ) -> None:
+        """Moves to the version of a delta while its bytes arrive; each tensor is decoded as soon as its own are there.
+
+        Args:
+            manifest: Encoding ULP_DELTA, against the version held.
+            sources: Each blob, in the manifest's order.
+            seconds: Grows by the time of decoding and verifying; not by that of waiting.
+
+        Raises:
+            DamagedError: The delta does not follow what is held: nothing was changed. Or a blob or a tensor does not have
+                its digest: what is held is unusable from then on. Names the tensor or blob.
+            HeteroRLError: What went wrong with the download. What is held is unusable if a tensor was changed by then.
+        """
+        self._check_applies(manifest, len(sources))
+        held = self.manifest
+        try:
+            self._apply(manifest, sources, seconds)
+        except DamagedError:
+            for source in sources:
+                source.check()  # a blob that is wrong explains more than a tensor that is
+            raise
         positions = {entry.name: entry for entry in held.tensors}
         self._manifest = dataclasses.replace(
             manifest,
@@ -152,27 +168,45 @@ class HeldWeights:
             ),
         )
 
-    def _apply(self, manifest: WeightManifest, blobs: Sequence[memoryview], seconds: StageSeconds) -> None:
+    def _check_applies(self, manifest: WeightManifest, blobs: int) -> None:
+        if manifest.encoding is not WeightEncoding.ULP_DELTA or blobs != len(manifest.blobs):
+            raise DamagedError(
+                f"version {manifest.version} is {manifest.encoding.name} with {len(manifest.blobs)} blobs; "
+                f"{blobs} files of a delta were to be applied"
+            )
+        check_manifest(manifest)
+        check_follows(manifest, self.manifest)
+
+    def _apply(self, manifest: WeightManifest, sources: Sequence[BlobSource], seconds: StageSeconds) -> None:
+        def describe(entry: TensorEntry, found: str) -> str:
+            return (
+                f"tensor {entry.name!r} has digest {found} after the delta to version {manifest.version}, "
+                f"not {entry.digest}; load a full copy"
+            )
+
         coder = DeltaCoder()
-        for entry in manifest.tensors:
-            blob = blobs[entry.blob_index] if entry.size else memoryview(b"")
-            data = self._data[entry.name]
-            try:
-                with seconds.decoding():
-                    coder.decode(
-                        entry.data_type,
-                        bits_of(entry.data_type, data),
-                        blob[entry.offset : entry.offset + entry.size],
-                    )
-            except DamagedError as error:
-                raise DamagedError(f"tensor {entry.name!r} of version {manifest.version}: {error}") from error
-            with seconds.verifying():
-                found = digest_of_bytes(data) if entry.size else entry.base_digest
-            if found != entry.digest:
-                raise DamagedError(
-                    f"tensor {entry.name!r} has digest {found} after the delta to version {manifest.version}, "
-                    f"not {entry.digest}; load a full copy"
-                )
+        with Verifier(describe, seconds) as verifier:
+            for entry in manifest.tensors:
+                coded = memoryview(b"")
+                if entry.size:
+                    coded = sources[entry.blob_index].read(entry.offset, entry.size)
+                    self._manifest = None
+                elif entry.digest != entry.base_digest:
+                    raise DamagedError(describe(entry, entry.base_digest))
+                data = self._data[entry.name]
+                try:
+                    with seconds.decoding():
+                        coder.decode(entry.data_type, bits_of(entry.data_type, data), coded)
+                except DamagedError as error:
+                    raise DamagedError(
+                        f"tensor {entry.name!r} of version {manifest.version}: {error}"
+                    ) from error
+                if entry.size:
+                    verifier.add(entry, data)
+                    reach("delta.tensor_applied")
+            verifier.finish()
+        for source in sources:
+            source.check()
 
 
 def encode_delta(

@@ -29,6 +29,7 @@ import numpy as np
 
 from hetero_rl.weights.hazards import EVEN_ODDS, hazard_before, inlined, learn, nats, survival
 from hetero_rl.weights.survival import HAZARD_LIMIT, HAZARD_TOP, PROBABILITY_BITS
+from hetero_rl.weights.vectors import COUNTED, count_below
 
 __all__ = [
     "EVEN_ODDS", "LANE_TABLE", "MOST_DISTANCES", "MOST_LANES", "PIECE_ROOM", "STEP_ODDS", "SYMBOLS_PER_CHANGE", "WORDS_AHEAD",
@@ -68,10 +69,10 @@ WORDS_AHEAD = 32
 _SMALLEST_PIECE = 128
 _LARGEST_PIECE = 65536
 _SAMPLED = 2048
-_WINDOW = 128
 MOST_DISTANCES = _LARGEST_PIECE + MOST_LANES
-PIECE_ROOM = _LARGEST_PIECE + _WINDOW + 1
-"""Entries of the running sum: one more than elements, and room for a search to look ahead."""
+_COARSE = _LARGEST_PIECE + 2 * COUNTED
+PIECE_ROOM = _COARSE + _LARGEST_PIECE // COUNTED + 2 * COUNTED
+"""Entries of the running sum: before each element and at the end, then every sixteenth of them; room for searches to look ahead."""
 _HAZARDS_IN_REACH = 512
 """So many hazards and a limit are less than 2^32, where the running sum starts anew."""
 # Columns of the lanes' table: element reached, end of the stretch, state; where the present round looks.
@@ -96,12 +97,22 @@ def _piece_size(old, start, pieces):
 @inlined
 def _measure(old, start, size, shift, hazards, sums, counts):
     """The running sum of hazards over a piece, and a sample of its exponents, before any element is changed."""
-    total = np.int64(0)
-    for element in range(size):
+    total, element, blocks = np.int64(0), 0, size // COUNTED
+    for block in range(blocks):
+        sums[U(_COARSE + block)] = total
+        for _ in range(COUNTED):
+            sums[U(element)] = total
+            total += np.int64(hazards[U(old[U(start + element)]) >> U(shift)])
+            element += 1
+    sums[U(_COARSE + blocks)] = total
+    while element < size:
         sums[U(element)] = total
         total += np.int64(hazards[U(old[U(start + element)]) >> U(shift)])
-    for element in range(size, size + _WINDOW + 1):
-        sums[U(element)] = total
+        element += 1
+    for ahead in range(2 * COUNTED):
+        sums[U(size + ahead)] = total
+    for ahead in range(blocks + 1, blocks + 2 * COUNTED):
+        sums[U(_COARSE + ahead)] = total
     stride = max(1, size // _SAMPLED)
     for element in range(start, start + size, stride):
         counts[(np.int64(old[U(element)]) >> shift) & (counts.size - 1)] += stride
@@ -116,14 +127,14 @@ def _place_lanes(size, lanes, table):
 
 
 @inlined
-def _relearn(lanes, counts, hits, seen, changed, farther, hazards, far):
+def _relearn(counts, hits, seen, changed, farther, hazards, far):
     """New probabilities from a piece; counts are in 256ths and forget a sixteenth per piece."""
     contexts = counts.size
     for context in range(contexts):
         found = np.int64(0)
-        for lane in range(lanes):
-            found += hits[U(lane * contexts + context)]
-            hits[U(lane * contexts + context)] = 0
+        for lane in range(MOST_LANES):
+            found += hits[U(context * MOST_LANES + lane)]
+            hits[U(context * MOST_LANES + lane)] = 0
         if counts[context] == 0 and found == 0:
             continue
         changes, distant = found & _WORD_MASK, found >> 32
@@ -279,7 +290,7 @@ def _note_position(
     slots, half = _share_slots(width, np.int64(far[U(context)]))
     first, number = _slots_of(width, slots, half, distant, down)
     symbols[U(noted)] = _symbol(below + first, number, lane)
-    hits[U(lane * far.size + context)] += 1 + (distant << 32)
+    hits[U(context * MOST_LANES + lane)] += 1 + (distant << 32)
     table[_AT + lane], table[_CHANGE + lane] = stop + 1, change + 1
     distances[U(pending)] = (context << 34) | abs(step)
     return pending + distant
@@ -315,7 +326,7 @@ def note(
         for number in range(pending):
             lane, base = number & (lanes - 1), (distances[number] >> 34) * STEP_ODDS
             noted = _note_distance(symbols, noted, lane, distances[number] & ((1 << 34) - 1), base, odds)
-        _relearn(lanes, counts, hits, seen, changed, farther, hazards, far)
+        _relearn(counts, hits, seen, changed, farther, hazards, far)
         start += size
     return noted
 
@@ -394,16 +405,19 @@ def _take_distance(state, words, position, base, odds):
 
 @inlined
 def _seek(sums, at, end, hazard):
-    """The first element from `at` that brings the hazard since then to `hazard`; `end` when there is none.
+    """The first element from `at` that brings the hazard since then to `hazard`, at least 1; `end` when there is none.
 
-    Halving a window costs less than a walk: where a walk ends, nothing can foretell.
+    Counting in a vector costs less than halving a window, and that less than a walk: where a walk ends, nothing can foretell.
     """
-    element = at
-    while element + _WINDOW < end and _passed(sums, at, element + _WINDOW) < hazard:
-        element += _WINDOW
-    for halving in range(6, -1, -1):
-        element += np.int64(_passed(sums, at, element + (1 << halving)) < hazard) << halving
-    return min(element, end)
+    base = np.int64(sums[U(at)])
+    block = at // COUNTED
+    passed = count_below(sums, _COARSE + block + 1, base, hazard)
+    while passed == COUNTED and block < end // COUNTED:
+        block += COUNTED
+        passed = count_below(sums, _COARSE + block + 1, base, hazard)
+    first = (block + passed) * COUNTED
+    # Entries before `at` are 2^32 above it and do not count.
+    return min(max(at, first) + count_below(sums, first, base, hazard) - 1, end)
 
 
 @inlined
@@ -428,7 +442,7 @@ def _seek_all(lanes, sums, table):
     """Where the next symbol of each lane is, or shortly before."""
     for lane in range(lanes):
         at = table[U(_AT + lane)]
-        hazard = min(hazard_before(table[U(_STATE + lane)] & _SLOT_MASK), HAZARD_LIMIT)
+        hazard = max(min(hazard_before(table[U(_STATE + lane)] & _SLOT_MASK), HAZARD_LIMIT), 1)
         table[U(_ELEMENT + lane)] = _seek(sums, at, table[U(_END + lane)], hazard)
 
 
@@ -451,7 +465,7 @@ def _take_position(old, words, position, start, lane, shift, sign, sums, far, hi
     down = np.int64(slot >= below + slots + ((slots + half) & (distant - 1)))
     first, number = _slots_of(width, slots, half, distant, down)
     table[U(_STATE + lane)], position = _take(state, below + first, number, words, position)
-    hits[U(lane * far.size + context)] += 1 + (distant << 32)
+    hits[U(context * MOST_LANES + lane)] += 1 + (distant << 32)
     old[U(start + element)] = _neighbour(before, down, sign) if distant == 0 else before
     return position, distant, down
 
@@ -491,5 +505,5 @@ def decode(
             )
             step = distance * (1 - 2 * (distances[U(number)] & 1))
             old[U(element)] = _unorder((_order(before, sign) + step) & (2 * sign - 1), sign)
-        _relearn(lanes, counts, hits, seen, changed, farther, hazards, far)
+        _relearn(counts, hits, seen, changed, farther, hazards, far)
         start += size

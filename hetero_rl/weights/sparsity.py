@@ -1,10 +1,13 @@
 """Which elements changed from version to version, as counts for each tensor: one line of RUN/weights.jsonl. Needs numpy.
 
-    {"version": 7, "step": 6, "base_version": 6, "tensors": {NAME: [elements, changed, changed_before, both]}}
+    {"version": 7, "step": 6, "base_version": 6, "tensors": {NAME: [elements, changed, changed_before, both]},
+     "coding": {"seconds": 0.41, "floor_a_bytes": 123456.7, "floor_b_bytes": 98765.4}}
 
+`coding` is what the trainer's coding took, and the floors of `hetero_rl.weights.floors`.
 `changed_before` counts what the delta before changed and `both` what both did; they are null for the first delta of a chain.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,18 +19,30 @@ from hetero_rl.weights.manifest import element_count
 from hetero_rl.weights.rewind import ChangeLog
 from hetero_rl.wire.messages import WeightManifest
 
-__all__ = ["append_line", "count_both", "sparsity_line"]
+__all__ = ["Coding", "append_line", "count_both", "sparsity_line"]
 
 Counts = Sequence[int | None]
 
 
-def sparsity_line(manifest: WeightManifest, log: ChangeLog, before: ChangeLog | None) -> dict[str, object]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Coding:
+    """What coding a delta took, and could have taken."""
+
+    seconds: float
+    floor_a_bytes: float
+    floor_b_bytes: float
+
+
+def sparsity_line(
+    manifest: WeightManifest, log: ChangeLog, before: ChangeLog | None, coding: Coding | None = None
+) -> dict[str, object]:
     """The line of a delta.
 
     Args:
         manifest: Of the delta.
         log: Where it changed something.
         before: The same of the delta to its base version, None for the first one after a full copy.
+        coding: Goes into the line as it is.
     """
     tensors: dict[str, Counts] = {}
     for entry in manifest.tensors:
@@ -43,6 +58,7 @@ def sparsity_line(manifest: WeightManifest, log: ChangeLog, before: ChangeLog | 
         "step": manifest.step,
         "base_version": manifest.base_version,
         "tensors": tensors,
+        **({"coding": dataclasses.asdict(coding)} if coding is not None else {}),
     }
 
 

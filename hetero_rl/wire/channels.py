@@ -24,6 +24,7 @@ __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",
     "Deadlines",
     "bulk_options",
+    "chunk_bytes",
     "control_options",
     "is_loopback",
     "open_async_channel",
@@ -34,7 +35,9 @@ __all__ = [
 Options = list[tuple[str, int | str]]
 
 CHUNK_BYTES = 2 * 2**20
-"""Bytes of one chunk of a blob. Streams of 1 to 4 MiB chunks cost the least CPU time per byte."""
+"""Most bytes of one chunk of a blob. Streams of 1 to 4 MiB chunks cost the least CPU time per byte."""
+_SMALLEST_CHUNK = 64 * 2**10
+_CHUNKS = 32
 
 DEFAULT_MAX_MESSAGE_BYTES = 8 * 2**20
 """Largest message that the hub takes when nobody says otherwise."""
@@ -74,6 +77,11 @@ class Deadlines:
 
 
 DEADLINES = Deadlines()
+
+
+def chunk_bytes(blob_bytes: int) -> int:
+    """Bytes of one chunk of a blob that large: a delta is decoded while it comes, and the last chunk is decoded after all."""
+    return min(max(blob_bytes // _CHUNKS, _SMALLEST_CHUNK), CHUNK_BYTES)
 
 
 def control_options(max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:

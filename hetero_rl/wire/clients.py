@@ -232,11 +232,22 @@ class WeightClient(_AsyncClient):
             request_serializer=weight_service_pb2.FetchBlobRequest.SerializeToString,
         )
         self._deadlines = deadlines
+        self._encodings: Sequence[WeightEncoding] = ()
+        """Those of the last plan; the next news of a version comes with a plan for them."""
+        self._told: tuple[int, tuple[WeightManifest, ...]] | None = None
+        """A plan that came with such news and was not asked for yet, and the version that it begins at."""
 
     async def get_plan(
         self, *, held_version: int, wanted_version: int, encodings: Sequence[WeightEncoding]
     ) -> tuple[WeightManifest, ...]:
-        """Manifests to apply in order; empty when up to date. Version 0 holds nothing, or wants the latest."""
+        """Manifests to apply in order; empty when up to date. Version 0 holds nothing, or wants the latest.
+
+        A plan that came with the news of a version answers the first question after it, without a call.
+        """
+        told, self._told = self._told, None
+        if told is not None and (told[0], 0, self._encodings) == (held_version, wanted_version, encodings):
+            return told[1]
+        self._encodings = encodings
         request = weight_service_pb2.GetPlanRequest(
             held_version=held_version,
             wanted_version=wanted_version,
@@ -272,10 +283,14 @@ class WeightClient(_AsyncClient):
     async def await_version(self, after_version: int, wait: float) -> int:
         """Waits up to `wait` seconds for a version above the given one; returns the latest either way."""
         request = weight_service_pb2.AwaitVersionRequest(
-            after_version=after_version, wait=fields.duration_to_proto(wait)
+            after_version=after_version,
+            wait=fields.duration_to_proto(wait),
+            encodings=weights.weight_encodings_to_proto(self._encodings),
         )
         deadline = wait + self._deadlines.control
         response = await self._call(self._stub.AwaitVersion, request, "AwaitVersion", deadline)
+        plan = tuple(weights.manifest_from_proto(manifest) for manifest in response.manifests)
+        self._told = (after_version, plan) if plan else None
         return int(response.latest_weight_version)
 
     async def _next_chunk(self, call: Any, name: str) -> tuple[int, memoryview] | None:

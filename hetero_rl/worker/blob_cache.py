@@ -18,6 +18,7 @@ from hetero_rl.errors import (
 from hetero_rl.weights.digests import is_digest
 from hetero_rl.wire.messages import BlobReference
 from hetero_rl.wire.ports import WeightPort
+from hetero_rl.worker.arriving import ArrivingBlob
 from hetero_rl.worker.link import Link
 
 __all__ = ["BlobCache"]
@@ -41,6 +42,7 @@ class BlobCache:
         self._link = link
         self.fetched_bytes = 0
         """Bytes that came over the line so far."""
+        self._arriving: dict[str, ArrivingBlob] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
     async def fetch(self, blob: BlobReference) -> Path:
@@ -58,7 +60,22 @@ class BlobCache:
             partial = path.with_suffix(_PARTIAL)
             await self._link.repeat(f"download of {blob.digest[:12]}", lambda: self._continue(blob, partial))
             _finish(partial, path, blob)
+        if blob.digest in self._arriving:
+            self._arriving[blob.digest].ended(path)
         return path
+
+    @contextlib.contextmanager
+    def arriving(self, blobs: Iterable[BlobReference]) -> Generator[Mapping[str, ArrivingBlob]]:
+        """Blobs by digest, to be read on a thread while `fetch_all` brings them; nobody reads any more when this ends."""
+        self._arriving = {
+            blob.digest: ArrivingBlob(blob, self._directory / f"{blob.digest}{_PARTIAL}") for blob in blobs
+        }
+        try:
+            yield self._arriving
+        finally:
+            for source in self._arriving.values():
+                source.close()
+            self._arriving = {}
 
     async def fetch_all(self, blobs: Iterable[BlobReference]) -> Mapping[str, Path]:
         """The files of blobs by digest; a few are downloaded at once, so that the line never waits for a question.
@@ -95,22 +112,35 @@ class BlobCache:
     async def _continue(self, blob: BlobReference, partial: Path) -> None:
         """Appends what is missing; raises UnreachableError when the stream ended early."""
         with _appended(partial) as target:
-            # Writes are of one chunk into the page cache; a thread for each would cost more.
+            try:
+                await self._append(blob, target)
+            except RefusedError as error:
+                if error.reason == "DIGEST_MISMATCH":  # what a relay has sent so far is not the blob
+                    target.truncate(0)
+                    self._tell(blob, 0)
+                raise
             size = target.tell()
-            if size < blob.size:
-                try:
-                    async for chunk in self._port.fetch_blob(blob.digest, size):
-                        target.write(chunk)
-                        size += len(chunk)
-                        self.fetched_bytes += len(chunk)
-                        if size > blob.size:
-                            break
-                except RefusedError as error:
-                    if error.reason == "DIGEST_MISMATCH":  # what a relay has sent so far is not the blob
-                        target.truncate(0)
-                    raise
         if size < blob.size:
             raise UnreachableError(f"blob {blob.digest} ended after {size} of {blob.size} bytes")
+
+    async def _append(self, blob: BlobReference, target: BinaryIO) -> None:
+        size = target.tell()
+        if size >= blob.size:
+            return
+        async for chunk in self._port.fetch_blob(blob.digest, size):
+            # Writes are of one chunk into the page cache; a thread for each would cost more.
+            target.write(chunk)
+            target.flush()
+            size += len(chunk)
+            self.fetched_bytes += len(chunk)
+            if size > blob.size:
+                break
+            self._tell(blob, size)
+
+    def _tell(self, blob: BlobReference, size: int) -> None:
+        """Says to whoever decodes the blob how much of it is there."""
+        if blob.digest in self._arriving:
+            self._arriving[blob.digest].grew(size)
 
 
 def _is_there(path: Path, blob: BlobReference) -> bool:

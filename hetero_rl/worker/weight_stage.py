@@ -11,16 +11,17 @@ full copy and the deltas since: a worker that starts again reads them from there
 import asyncio
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Generator, Sequence
-from pathlib import Path
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from hetero_rl.errors import DamagedError
+from hetero_rl.errors import DamagedError, StorageError
 from hetero_rl.weights.encodings import supported_encodings
 from hetero_rl.weights.full import StagedVersion, stage_full
 from hetero_rl.weights.seconds import StageSeconds
-from hetero_rl.wire.messages import BlobReference, WeightEncoding, WeightManifest, WeightSync
+from hetero_rl.wire.messages import BlobReference, DataType, WeightEncoding, WeightManifest, WeightSync
+from hetero_rl.worker.arriving import ArrivingBlob
 from hetero_rl.worker.blob_cache import BlobCache
 from hetero_rl.worker.session import Session
 
@@ -108,6 +109,8 @@ class WeightStage:
         self.held: Held | None = None
         self.fallbacks = 0
         """How often something was damaged, so that the next version had to begin at a full copy."""
+        self._prepared = False
+        """Whether the decoder was compiled, or is being compiled."""
         self.progress = Progress(0)
         """Of the way that `advance` went last."""
 
@@ -138,55 +141,70 @@ class WeightStage:
                         held_version=version, wanted_version=0, encodings=ENCODINGS
                     ),
                 )
-                files = await self._cache.fetch_all(blob for manifest in plan for blob in manifest.blobs)
             if not plan:
                 break
-            paths = [[files[blob.digest] for blob in manifest.blobs] for manifest in plan]
-            staged = await self._follow(plan, paths, staged or self.held)
+            staged = await self._follow(plan, staged or self.held)
             version = staged.manifest.version
         return staged
 
-    async def _follow(
-        self, plan: Sequence[WeightManifest], paths: Sequence[Sequence[Path]], start: "Held | None"
-    ) -> "Held":
-        """Goes through a plan whose blobs are there."""
+    async def _follow(self, plan: Sequence[WeightManifest], start: "Held | None") -> "Held":
+        """Goes through a plan while its blobs arrive."""
         self.progress.note(plan)
-        try:
-            staged = await asyncio.to_thread(self._apply, plan, paths, start)
-        except Exception as error:
-            if isinstance(error, DamagedError) or not _is_usable(start):
-                self.held = None
-                self.fallbacks += 1
-                _logger.warning(
-                    "version %d needs a full copy (%d so far): %s", plan[-1].version, self.fallbacks, error
-                )
-            raise
-        fetched = tuple(blob for manifest in plan for blob in manifest.blobs)
-        self._blobs = fetched if _is_full(plan[0]) else self._blobs + fetched
-        return staged
+        blobs = tuple(blob for manifest in plan for blob in manifest.blobs)
+        with self._cache.arriving(blobs) as sources:
+            fetching = asyncio.create_task(self._fetch(blobs))
+            applying = asyncio.create_task(asyncio.to_thread(self._apply, plan, sources, start))
+            try:
+                await asyncio.wait((fetching, applying), return_when=asyncio.FIRST_EXCEPTION)
+                for task in (fetching, applying):  # whichever failed first is done, the other one is not
+                    if task.done():
+                        task.result()
+            except BaseException as error:
+                await _end(fetching, applying, sources)  # before a look at what the thread has left
+                self._note_failure(plan, start, error)
+                raise
+        self._blobs = blobs if _is_full(plan[0]) else self._blobs + blobs
+        return applying.result()
+
+    async def _fetch(self, blobs: Sequence[BlobReference]) -> None:
+        with self.progress.fetching(self._cache):
+            await self._cache.fetch_all(blobs)
+
+    def _note_failure(
+        self, plan: Sequence[WeightManifest], start: "Held | None", error: BaseException
+    ) -> None:
+        if isinstance(error, DamagedError) or not _is_usable(start):
+            self.held = None
+            self.fallbacks += 1
+            _logger.warning(
+                "version %d needs a full copy (%d so far): %s", plan[-1].version, self.fallbacks, error
+            )
+        elif start is self.held and start is not None:  # the deltas before the one that failed were applied
+            moved = [manifest for manifest in plan if manifest.version <= start.manifest.version]
+            self._blobs += tuple(blob for manifest in moved for blob in manifest.blobs)
 
     def keep(self, staged: "Held") -> None:
         """Holds a version that was loaded, and removes the files of what came before it."""
         self.held = staged
         self._cache.keep_only(self._blobs)
+        if isinstance(staged, StagedVersion) and WeightEncoding.ULP_DELTA in ENCODINGS and not self._prepared:
+            self._prepared = True
+            data_types = {entry.data_type for entry in staged.manifest.tensors}
+            threading.Thread(target=_compile, args=(data_types,), name="compile").start()
 
     def drop(self, staged: "Held") -> None:
         """Gives up a version that the engine does not take; what was held before stays, where it is still there."""
         if self.held is staged:
             self.held = None
 
-    def _through(self, held: "Held | None", manifest: WeightManifest, files: Sequence[Path]) -> "Held":
-        if _is_full(manifest):
-            return stage_full(manifest, files, self.progress.stages)
-        return _applied(held, manifest, files, self.progress.stages)
-
     def _apply(
-        self, plan: Sequence[WeightManifest], paths: Sequence[Sequence[Path]], held: "Held | None"
+        self, plan: Sequence[WeightManifest], sources: Mapping[str, ArrivingBlob], held: "Held | None"
     ) -> "Held":
-        """Goes through a plan; runs on a thread of its own."""
-        for manifest, files in zip(plan, paths, strict=True):
+        """Goes through a plan; runs on a thread of its own, which waits for bytes."""
+        for manifest in plan:
+            arriving = [sources[blob.digest] for blob in manifest.blobs]
             try:
-                held = self._through(held, manifest, files)
+                held = self._through(held, manifest, arriving)
             except DamagedError:
                 self._cache.forget(manifest.blobs)
                 raise
@@ -194,9 +212,26 @@ class WeightStage:
             raise DamagedError("the hub's plan leads nowhere: it names no version")
         return held
 
+    def _through(
+        self, held: "Held | None", manifest: WeightManifest, arriving: Sequence[ArrivingBlob]
+    ) -> "Held":
+        if _is_full(manifest):
+            return stage_full(manifest, [blob.path() for blob in arriving], self.progress.stages)
+        return _applied(held, manifest, arriving, self.progress.stages)
+
+
+async def _end(
+    fetching: "asyncio.Task[None]", applying: "asyncio.Task[Held]", sources: Mapping[str, ArrivingBlob]
+) -> None:
+    """Ends what is left of a way that failed or was cancelled; the thread ends with its next wait for bytes."""
+    for source in sources.values():
+        source.failed(StorageError("the download was given up"))
+    fetching.cancel()
+    await asyncio.gather(fetching, applying, return_exceptions=True)
+
 
 def _applied(
-    held: "Held | None", manifest: WeightManifest, files: Sequence[Path], seconds: StageSeconds
+    held: "Held | None", manifest: WeightManifest, arriving: Sequence[ArrivingBlob], seconds: StageSeconds
 ) -> "HeldWeights":
     """The version of a delta. Bytes in memory are changed in place; files are left as they are."""
     from hetero_rl.weights.held import HeldWeights
@@ -206,8 +241,16 @@ def _applied(
             f"version {manifest.version} is a delta against {manifest.base_version}, but no version is held"
         )
     moved = HeldWeights.from_staged(held) if isinstance(held, StagedVersion) else held
-    moved.apply_delta(manifest, files, seconds)
+    moved.apply_arriving(manifest, arriving, seconds)
     return moved
+
+
+def _compile(data_types: Iterable[DataType]) -> None:
+    """Prepares for the first delta while the engine serves the full copy before it."""
+    from hetero_rl.weights.delta import compile_decoder
+
+    for data_type in data_types:
+        compile_decoder(data_type)
 
 
 def _is_usable(held: "Held | None") -> bool:

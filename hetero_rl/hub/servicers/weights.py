@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
+from hetero_rl.errors import RefusedError
 from hetero_rl.hub.blobs import BlobStore
 from hetero_rl.hub.core import HubCore
 from hetero_rl.hub.handlers.context import HubContext, Topic
@@ -10,7 +12,7 @@ from hetero_rl.hub.handlers.versions import get_plan, latest_version
 from hetero_rl.hub.recent_chunks import RecentChunks
 from hetero_rl.hub.servicers.calls import RpcContext, poll, refusing, unpack
 from hetero_rl.v1 import weight_service_pb2 as pb
-from hetero_rl.wire.channels import CHUNK_BYTES
+from hetero_rl.wire.channels import chunk_bytes
 from hetero_rl.wire.chunks import encode_chunk
 from hetero_rl.wire.convert import fields, weights
 from hetero_rl.wire.invalid import invalid
@@ -31,8 +33,8 @@ def _check_offset(request: pb.FetchBlobRequest, *, size: int) -> None:
         raise invalid("FetchBlobRequest.offset", f"is {request.offset}, the blob has {size} bytes")
 
 
-def _chunk(piece: Callable[[int, int], bytes | memoryview], offset: int) -> bytes:
-    return encode_chunk(offset, piece(offset, CHUNK_BYTES))
+def _chunk(piece: Callable[[int, int], bytes | memoryview], offset: int, size: int) -> bytes:
+    return encode_chunk(offset, piece(offset, size))
 
 
 class WeightServicer:
@@ -63,7 +65,7 @@ class WeightServicer:
         size = self._blobs.size(request.digest)
         unpack(_check_offset, request, size=size)
         loop = asyncio.get_running_loop()
-        noted, offset = float("-inf"), request.offset
+        noted, offset, most = float("-inf"), request.offset, chunk_bytes(size)
         with self._blobs.opened(request.digest) as piece:
             while offset < size:
                 if loop.time() - noted > _NOTE_SECONDS:  # says that the blob is still needed
@@ -71,10 +73,10 @@ class WeightServicer:
                     noted = loop.time()
                 message = self._recent.get(request.digest, offset)
                 if message is None:
-                    message = await asyncio.to_thread(_chunk, piece, offset)
+                    message = await asyncio.to_thread(_chunk, piece, offset, most)
                     self._recent.put(request.digest, offset, message)
                 await context.write(message)
-                offset += min(CHUNK_BYTES, size - offset)
+                offset += min(most, size - offset)
 
     @refusing
     async def AwaitVersion(
@@ -93,4 +95,16 @@ class WeightServicer:
             attempt,
             lambda version: version > request.after_version,
         )
-        return pb.AwaitVersionResponse(latest_weight_version=latest)
+        manifests = await self._way(request, latest)
+        return pb.AwaitVersionResponse(latest_weight_version=latest, manifests=manifests)
+
+    async def _way(self, request: pb.AwaitVersionRequest, latest: int) -> list[Any]:
+        """The way that goes with the news of a version, for a caller that wants it; none where there is none."""
+        if not request.encodings or latest <= request.after_version:
+            return []
+        encodings = unpack(weights.weight_encodings_from_proto, request.encodings)
+        try:
+            way = await self.core.run(get_plan, request.after_version, 0, frozenset(encodings))
+        except RefusedError:  # to be told when the caller asks for it
+            return []
+        return [weights.manifest_to_proto(manifest) for manifest in way]
