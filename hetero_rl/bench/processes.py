@@ -16,7 +16,7 @@ from hetero_rl.hub.server import ADDRESS_FILE
 
 __all__ = ["Served", "cpu_seconds", "running_hub_process", "served"]
 
-_START_SECONDS = 90.0
+_START_SECONDS = 600.0
 _STOP_SECONDS = 20.0
 _PAUSE = 0.05
 

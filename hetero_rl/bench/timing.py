@@ -70,16 +70,24 @@ def compare(
         raise ValueError(f"pairs is {pairs}, at least {MIN_PAIRS} are needed for a median")
     candidate()
     baseline()
-    ratios = []
-    for number in range(pairs):
-        if number % 2:
-            judged = _seconds(candidate, clock)
-            reference = _seconds(baseline, clock)
-        else:
-            reference = _seconds(baseline, clock)
-            judged = _seconds(candidate, clock)
-        ratios.append(reference / judged)
+    gc.collect()
+    gc.freeze()  # what was there before need not be looked through again before every run
+    try:
+        ratios = [
+            _ratio(candidate, baseline, clock, judged_first=bool(number % 2)) for number in range(pairs)
+        ]
+    finally:
+        gc.unfreeze()
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+
+def _ratio(
+    candidate: Callable[[], object], baseline: Callable[[], object], clock: Clock, *, judged_first: bool
+) -> float:
+    if judged_first:
+        judged = _seconds(candidate, clock)
+        return _seconds(baseline, clock) / judged
+    return _seconds(baseline, clock) / _seconds(candidate, clock)
 
 
 def fastest(

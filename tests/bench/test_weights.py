@@ -45,6 +45,7 @@ def test_an_update_is_decoded_to_its_new_bits():
     assert np.array_equal(held[0], update.pairs[0][1])
 
 
+@pytest.mark.timeout(960)
 def test_a_quick_run_reports_every_figure(monkeypatch):
     # What starts a hub takes longer than all the rest.
     monkeypatch.setattr("hetero_rl.bench.weights.link_figures", lambda update, *, quick: [])

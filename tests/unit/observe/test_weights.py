@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from hetero_rl.hub.stores.records import VersionRow
-from hetero_rl.observe.weights import version_record, weights_view
+from hetero_rl.observe.weights import read_codings, version_record, weights_view
 from hetero_rl.wire.messages import (
     BlobReference,
     DataType,
@@ -91,3 +91,27 @@ def test_seconds_are_the_medians_of_the_workers_that_came_to_the_version():
 
 def test_without_a_report_there_are_no_seconds():
     assert version_record(ROW, DELTA, [sync(2, 9.0)]).decode_seconds is None
+
+
+def test_bytes_are_compared_with_both_floors():
+    coding = {"seconds": 0.5, "floor_a_bytes": 25.0, "floor_b_bytes": 20.0}
+    record = version_record(ROW, DELTA, coding=coding)
+    assert (record.encode_seconds, record.as_json()["over_floor_a"], record.as_json()["over_floor_b"]) == (
+        0.5,
+        2.0,
+        2.5,
+    )
+    console = Console(width=200, file=io.StringIO())
+    console.print(weights_view([record, version_record(ROW, DELTA)]))
+    (line,) = [line for line in console.file.getvalue().splitlines() if "0.500 s" in line]
+    assert line.split() == ["3", "0.500", "s", "2.00", "2.50", "0", "-", "-", "-", "-"]
+
+
+def test_a_run_without_a_record_of_coding_has_none(tmp_path):
+    assert read_codings(tmp_path / "weights.jsonl") == {}
+
+
+def test_a_line_that_is_being_written_is_left_for_the_next_look(tmp_path):
+    path = tmp_path / "weights.jsonl"
+    path.write_text('{"version": 2, "coding": {"seconds": 1.0}}\n{"version": 3}\n{"version": 4, "cod')
+    assert read_codings(path) == {2: {"seconds": 1.0}}

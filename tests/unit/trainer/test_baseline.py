@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("numba", reason="the codec extra is not installed")
 
 from hetero_rl.errors import DamagedError
+from hetero_rl.observe.weights import read_codings
 from hetero_rl.trainer import baseline as module
 from hetero_rl.trainer.baseline import Baseline
 from hetero_rl.trainer.snapshots import Snapshot
@@ -118,6 +119,17 @@ def test_a_log_that_was_damaged_makes_no_delta(make, snapshots, code, tmp_path):
     log.write_bytes(log.read_bytes()[::-1])
     with pytest.raises(DamagedError, match="'weight'"):
         baseline.merged(1, tmp_path / "aside")
+
+
+def test_the_record_of_a_delta_says_what_coding_it_took_and_could_have_taken(snapshots, code, tmp_path):
+    baseline = Baseline(8, tmp_path / "logs", tmp_path / "weights.jsonl")
+    publish(baseline, code, snapshots[:3])
+    codings = read_codings(tmp_path / "weights.jsonl")
+    assert sorted(codings) == [2, 3]  # the first version is a full copy
+    assert codings[2]["seconds"] > 0
+    # 16 of 1024 elements, by one value up or down: 1024 H2(1/64) = 118.8 bits and nearly 16; less where exponents say more.
+    assert codings[2]["floor_a_bytes"] == pytest.approx(134.8 / 8, rel=0.05)
+    assert 0 < codings[2]["floor_b_bytes"] <= codings[2]["floor_a_bytes"]
 
 
 def test_an_interval_of_one_means_full_copies_only(make, snapshots, code):
