@@ -145,7 +145,7 @@ async def _sync(
 ) -> Sync:
     """One version: the worker waits for news of it, as workers do, and it is published."""
     version = stage.version + 1
-    waiting = asyncio.create_task(client.await_version(stage.version, _NEWS_SECONDS))
+    waiting = asyncio.create_task(_news(client, stage.version))
     size, told = await asyncio.to_thread(sender.publish)
     staged = await stage.advance(await waiting)
     if staged is None or staged.manifest.version != version:
@@ -156,6 +156,13 @@ async def _sync(
     loaded = time.perf_counter()
     stage.keep(staged)
     return Sync(size, loaded - told, stage.progress.fetch, loaded - fetched)
+
+
+async def _news(client: WeightClient, version: int) -> int:
+    """The latest version, once it is above the given one."""
+    while (latest := await client.await_version(version, _NEWS_SECONDS)) <= version:
+        pass
+    return latest
 
 
 @contextlib.asynccontextmanager
