@@ -9,7 +9,7 @@ RAY_VENV = $(VENV)-ray
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help install train test test-parity test-vllm test-ray test-compose smollm2 calibration calibration-vllm chaos chaos-processes fuzz test-frozen test-partition test-resume lint format proto proto-baseline clean
+.PHONY: help install train test test-parity test-vllm test-ray test-compose smollm2 calibration calibration-vllm chaos chaos-processes fuzz test-frozen test-partition test-power-cut test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,9 @@ chaos-processes: $(VENV)/.installed-test  ## The same with the real worker and w
 
 test-frozen: $(VENV)/.installed-test  ## Freezes 50 workers and measures when others have their work.
 	$(VENV)/bin/python -m tests.chaos.frozen
+
+test-power-cut: $(VENV)/.installed-test  ## Cuts the power of a whole run some ten times: what was not synced is lost.
+	dir=$$(mktemp -d) && $(VENV)/bin/python -m tests.chaos.power_cut $$dir/site --seed $${CHAOS_SEED:-1}; status=$$?; rm -rf $$dir; exit $$status
 
 test-partition: $(VENV)/.installed-test  ## Cuts the line between two network namespaces (root) and measures the recovery.
 	$(VENV)/bin/python -m tests.chaos.partition

@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from hetero_rl.errors import DamagedError, DiskFullError, InvalidMessageError, RefusedError, StorageError
 from hetero_rl.failpoints import reach
+from hetero_rl.files import make_directory, sync_directory
 from hetero_rl.wire.messages import BlobReference
 
 __all__ = ["BlobStore", "LocalBlobStore", "MemoryBlobStore", "Upload"]
@@ -142,7 +143,7 @@ class LocalBlobStore(BlobStore):
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._partial = directory / "partial"
-        self._partial.mkdir(parents=True, exist_ok=True)
+        make_directory(self._partial)
         self._lock = threading.Lock()
         self._sizes = self._list_kept()
         self._unfinished = {path.name for path in self._partial.iterdir()}
@@ -266,11 +267,7 @@ class LocalBlobStore(BlobStore):
     def _keep(self, partial: Path, blob: BlobReference) -> None:
         partial.replace(self._directory / blob.digest)
         reach("blob.after_rename")
-        directory = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self._directory)
 
     def _read_kept(self, digest: str, offset: int, size: int) -> bytes:
         with (self._directory / digest).open("rb") as file:

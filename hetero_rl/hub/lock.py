@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from hetero_rl.errors import StorageError
+from hetero_rl.files import make_directory
 
 __all__ = ["RunLock"]
 
@@ -23,7 +24,7 @@ class RunLock:
 
     def __init__(self, directory: Path) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
             self._file = (directory / "lock").open("a+")
         except OSError as error:
             raise StorageError(f"{directory} cannot be used: {error.strerror or error}") from error

@@ -22,7 +22,6 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from typing import Any
 from torch import Tensor
 
 from hetero_rl.errors import DamagedError, DiskFullError, StorageError
+from hetero_rl.files import make_directory, sync_directory
 from hetero_rl.trainer.tensor_files import FileSeal, seal_of, write_bytes, write_tensors
 
 __all__ = [
@@ -163,14 +163,14 @@ class CheckpointStore:
         files: Sequence[Path],
         shards: ShardWriter | None,
     ) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         self._remove_leftovers()
         temporary = Path(tempfile.mkdtemp(dir=self._directory, prefix=f"{target.name}.tmp-"))
         _write_directory(temporary, manifest, tensors, files, shards)
         if target.exists():
             _set_aside(target)
         temporary.rename(target)
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
 
     def oldest_step(self) -> int:
         """Step of the oldest checkpoint there is; 0 when there is none."""
@@ -262,7 +262,7 @@ def _write_directory(
     fields = _fields_of(dataclasses.replace(manifest, files=seals))
     fields["sha256"] = _digest_of(fields)
     write_bytes(directory / MANIFEST, json.dumps(fields, indent=1).encode())
-    _sync_directory(directory)
+    sync_directory(directory)
 
 
 def _fields_of(manifest: Manifest) -> dict[str, Any]:
@@ -294,11 +294,3 @@ def _set_aside(path: Path) -> None:
         if not aside.exists():
             path.rename(aside)
             return
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
