@@ -48,6 +48,7 @@ class ArrivingBlob:
         with self._changed:
             if size < self._size:
                 self._error = DamagedError(f"blob {self._blob.digest} came as something else first")
+            self._open()
             self._size = size
             self._changed.notify_all()
 
@@ -55,6 +56,7 @@ class ArrivingBlob:
         """All bytes are in the file of that name."""
         with self._changed:
             self._path, self._size, self._complete = path, self._blob.size, True
+            self._open()
             self._changed.notify_all()
 
     def failed(self, error: HeteroRLError) -> None:
@@ -63,6 +65,13 @@ class ArrivingBlob:
             if not self._complete:
                 self._error = self._error or error
             self._changed.notify_all()
+
+    def _open(self) -> None:
+        """Opens the file while it has this name for certain: on the loop, which is what renames it."""
+        try:
+            self._file = self._file or self._path.open("rb")
+        except OSError as error:
+            self._error = self._error or StorageError(f"cannot read {self._path}: {error}")
 
     # ---- on the decoding thread ----
 
@@ -110,9 +119,9 @@ class ArrivingBlob:
                 raise self._error
 
     def _pread(self, offset: int, size: int) -> bytes:
+        if self._file is None:
+            raise StorageError(f"{self._path} was not opened")
         try:
-            if self._file is None:
-                self._file = self._path.open("rb")
             data = os.pread(self._file.fileno(), size, offset)
         except OSError as error:
             raise StorageError(f"cannot read {self._path}: {error}") from error
