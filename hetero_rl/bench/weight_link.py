@@ -131,7 +131,7 @@ async def _follow(sender: _Sender, hub: str, line: str, directory: Path, count: 
     engine = {name: tensor.clone() for name, tensor in first.tensors()}
     syncs = []
     async with _stage(line, directory) as (stage, client):
-        stage.keep(first)
+        stage.held = first  # its file stays: another stage fetched it
         await client.get_plan(held_version=1, wanted_version=0, encodings=ENCODINGS)  # opens the connection
         for number in range(count + 1):
             sync = await _sync(stage, client, engine, sender)
