@@ -14,8 +14,10 @@ def calls():
 
 @pytest.fixture
 def interrupts(calls):
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` would have it ignored
     with Interrupts(lambda: calls.put("drain"), lambda: calls.put("stop")) as interrupts:
         yield interrupts
+    signal.signal(signal.SIGHUP, former)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
