@@ -182,8 +182,11 @@ def _scores(
         add("entropy", -(log_probs.exp() * log_probs).nan_to_num().sum(-1))
         for temperature in temperatures:
             add(("t", temperature), (part / temperature).log_softmax(-1).gather(-1, own)[:, 0])
-        for top_p in top_ps:
-            add(("p", top_p), _renormalised(log_probs, own, top_p))
+        if top_ps:
+            # One sort for all of them: it is most of the time that a calibration takes to explain a gap.
+            ordered = log_probs.exp().sort(-1, descending=True).values
+            for top_p in top_ps:
+                add(("p", top_p), _renormalised(log_probs, own, ordered, top_p))
     columns = {key: torch.cat(parts).double().cpu().numpy() for key, parts in found.items()}
     return Scores(
         log_probs=columns["log_probs"],
@@ -193,9 +196,15 @@ def _scores(
     )
 
 
-def _renormalised(log_probs: Tensor, token_ids: Tensor, top_p: float) -> Tensor:
-    """Log-probability over the smallest set of most probable tokens with at least that mass."""
-    ordered = log_probs.exp().sort(-1, descending=True).values
+def _renormalised(log_probs: Tensor, token_ids: Tensor, ordered: Tensor, top_p: float) -> Tensor:
+    """Log-probability over the smallest set of most probable tokens with at least that mass.
+
+    Args:
+        log_probs: Of every token [T, V].
+        token_ids: Whose are wanted [T, 1].
+        ordered: Probabilities, the largest first [T, V].
+        top_p: The mass.
+    """
     before = ordered.cumsum(-1) - ordered
     mass = torch.where(before < top_p, ordered, 0.0).sum(-1)
     own = log_probs.gather(-1, token_ids)[:, 0]
