@@ -85,10 +85,12 @@ def train(
 
 
 def _follow(config: Config, *, resume: bool) -> None:
+    from hetero_rl.trainer.ranks import end_process
     from hetero_rl.trainer.session import follow_rank
 
     quiet_libraries()
     follow_rank(config, resume=resume)
+    end_process()
 
 
 def _flags(infer_backend: str | None, workers: int | None, hub: str | None) -> list[str]:

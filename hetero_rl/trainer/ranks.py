@@ -16,9 +16,11 @@ import contextlib
 import dataclasses
 import datetime as dt
 import json
+import logging
 import os
+import sys
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from hetero_rl.errors import ConfigError
 
-__all__ = ["Ranks", "joined_ranks", "rank_of_environment", "world_of_environment"]
+__all__ = ["Ranks", "end_process", "joined_ranks", "rank_of_environment", "world_of_environment"]
 
 _Item = TypeVar("_Item")
 _TYPES = (torch.float32, torch.int64, torch.bool, torch.uint8, torch.float64, torch.int32)
@@ -121,3 +123,16 @@ def joined_ranks(device: torch.device) -> Generator[Ranks | None]:
         yield Ranks(dist.get_rank(), world, device)
     finally:
         dist.destroy_process_group()
+
+
+def end_process() -> NoReturn:
+    """Ends a process whose part is done, with what it wrote flushed, and without finalizing the interpreter.
+
+    Torch's caches keep gloo's threads alive after the group is left. One that still drops the tensor of the last collective
+    while the interpreter is finalized asks for a lock that is gone, and the process aborts
+    (pytorch/pytorch pull request 179291). The more a machine is loaded, the likelier that is.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -13,7 +13,7 @@ from hetero_rl.estimators import make_estimator
 from hetero_rl.trainer.adapters import add_adapters
 from hetero_rl.trainer.followers import LeadingLearner, follow
 from hetero_rl.trainer.policy import load_policy
-from hetero_rl.trainer.ranks import joined_ranks
+from hetero_rl.trainer.ranks import end_process, joined_ranks
 from hetero_rl.trainer.sharding import shard_policy
 from hetero_rl.trainer.shards import write_shards
 from hetero_rl.trainer.snapshots import SnapshotScorer, take_snapshot
@@ -87,3 +87,4 @@ def main(model, out, name, restore="", layout="whole", rank="0"):
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    end_process()

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -28,3 +31,19 @@ def test_a_number_of_ranks_that_does_not_divide_leaves_one_item_fewer_to_some():
     shares = [Ranks(rank, 3, CPU).share(parts) for rank in range(3)]
 
     assert shares == [("a", "d"), ("b", "e"), ("c",)]
+
+
+def test_a_process_that_has_done_its_part_ends_with_its_output_and_without_finalizing():
+    code = """
+import atexit
+from hetero_rl.trainer.ranks import end_process
+atexit.register(print, "finalized")
+print("done")
+end_process()
+"""
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=90
+    )
+
+    assert ended.stdout == "done\n"
