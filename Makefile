@@ -9,7 +9,7 @@ RAY_VENV = $(VENV)-ray
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help install train test test-parity test-vllm test-ray test-compose smollm2 calibration calibration-vllm chaos chaos-processes fuzz test-frozen test-partition test-power-cut test-resume lint format proto proto-baseline clean
+.PHONY: help install train test test-parity test-vllm test-ray test-compose test-monitoring test-scale smollm2 calibration calibration-vllm chaos chaos-processes fuzz test-frozen test-partition test-power-cut test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -136,6 +136,9 @@ $(COMPOSE_CACHE)/wheels/.complete: $(VENV)/.installed constraints.txt pyproject.
 
 test-compose: $(VENV)/.installed-test $(COMPOSE_CACHE)/base.tar $(COMPOSE_CACHE)/wheels/.complete  ## Builds the images and trains in containers, on Docker engines of its own.
 	HETERO_RL_COMPOSE_CACHE=$(abspath $(COMPOSE_CACHE)) $(VENV)/bin/python -m pytest -c tests/compose/pytest.ini --rootdir . tests/compose
+
+test-monitoring: $(VENV)/.installed-test  ## Scrapes a run with Prometheus (from PATH) and asks every query of the dashboard.
+	HETERO_RL_MONITORING=1 $(VENV)/bin/python -m pytest -c tests/monitoring/pytest.ini --rootdir . tests/monitoring
 
 test-scale: $(VENV)/.installed-test  ## Trains on 1, 2 and 4 ranks and compares.
 	$(VENV)/bin/python -m pytest -m scale tests/scale
