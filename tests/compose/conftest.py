@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.compose.engine import Engine, leftovers, missing, run
+from tests.tiny_run import tiny_run
 
 CACHE = Path(os.environ.get("HETERO_RL_COMPOSE_CACHE", "."))
 collect_ignore_glob = [] if "HETERO_RL_COMPOSE_CACHE" in os.environ else ["test_*.py"]
@@ -34,53 +35,6 @@ services:
   hub: *offline
   trainer-cpu: *offline
   worker-cpu: *offline
-"""
-
-SETTINGS = """
-[run]
-name = "compose"
-steps = {steps}
-
-[model.starter]
-hidden_size = 32
-num_layers = 1
-num_heads = 2
-intermediate_size = 64
-supervised_steps = 30
-supervised_batch_size = 16
-
-[task]
-dataset = "spell_backward"
-options = {{min_word_len = 3, max_word_len = 3}}
-max_prompt_tokens = 64
-
-[sampling]
-max_new_tokens = 6
-
-[evaluation]
-every = 0
-prompts = 8
-
-[staleness]
-max_lag = 1
-
-[optimizer]
-learning_rate = 1e-3
-
-[trainer]
-groups_per_step = 2
-group_size = 4
-threads = 1
-
-[checkpoint]
-every = 5
-
-[inference]
-remote_worker_timeout = 1800
-
-[inference.worker]
-threads = 1
-max_concurrent_sequences = 32
 """
 
 
@@ -182,7 +136,15 @@ def settings():
 
     def write(file, steps):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(SETTINGS.format(steps=steps))
+        text = tiny_run(
+            run__name="compose",
+            run__steps=steps,
+            evaluation__every=0,
+            staleness__max_lag=1,
+            checkpoint__every=5,
+            inference__remote_worker_timeout=1800,
+        )
+        file.write_text(text)
         return file
 
     return write

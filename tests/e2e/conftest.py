@@ -12,54 +12,7 @@ from typer.testing import CliRunner
 
 from hetero_rl.cli.main import app
 from hetero_rl.launch.rundir import RunDirectory
-
-TINY = """
-[run]
-name = "tiny"
-steps = 6
-
-[model.starter]
-hidden_size = 32
-num_layers = 1
-num_heads = 2
-intermediate_size = 64
-supervised_steps = 30
-supervised_batch_size = 16
-cache_dir = "{cache}"
-
-[task]
-dataset = "spell_backward"
-options = {{min_word_len = 3, max_word_len = 3}}
-max_prompt_tokens = 64
-
-[sampling]
-max_new_tokens = 6
-
-[evaluation]
-every = 3
-prompts = 8
-
-[optimizer]
-learning_rate = 1e-3
-
-[trainer]
-groups_per_step = 2
-group_size = 4
-threads = 1
-
-[checkpoint]
-every = 2
-
-[hub]
-missed_heartbeats = 100
-
-[inference]
-start_timeout = 3000
-
-[inference.worker]
-threads = 1
-max_concurrent_sequences = 32
-"""
+from tests.tiny_run import tiny_run
 
 COMMAND = [sys.executable, "-m", "hetero_rl.cli.main"]
 PATIENCE = 600.0
@@ -156,7 +109,14 @@ def config_file(tmp_path_factory):
     """Settings of a run that takes seconds; the starter model is made once."""
     directory = tmp_path_factory.mktemp("tiny")
     file = directory / "tiny.toml"
-    file.write_text(TINY.format(cache=directory / "cache"))
+    text = tiny_run(
+        model__starter__cache_dir=str(directory / "cache"),
+        evaluation__every=3,
+        checkpoint__every=2,
+        hub__missed_heartbeats=100,
+        inference__start_timeout=3000,
+    )
+    file.write_text(text)
     return file
 
 

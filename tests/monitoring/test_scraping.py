@@ -17,45 +17,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.tiny_run import tiny_run
+
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "docker" / "monitoring"
 HETERO_RL = [sys.executable, "-m", "hetero_rl.cli.main"]
 PATIENCE = 600.0
 STEPS = 20
-RUN = f"""
-[run]
-name = "watched"
-steps = {STEPS}
-
-[model.starter]
-hidden_size = 32
-num_layers = 1
-num_heads = 2
-intermediate_size = 64
-supervised_steps = 30
-supervised_batch_size = 16
-
-[task]
-dataset = "spell_backward"
-options = {{min_word_len = 3, max_word_len = 3}}
-max_prompt_tokens = 64
-
-[sampling]
-max_new_tokens = 6
-
-[evaluation]
-every = 5
-prompts = 8
-
-[trainer]
-groups_per_step = 2
-group_size = 4
-threads = 1
-
-[inference.worker]
-threads = 1
-max_concurrent_sequences = 8
-"""
 
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not on PATH: Debian has it in a package"
@@ -82,7 +50,9 @@ class Site:
         self.ports = {role: free_port() for role in ("hub", "trainer", "worker", "leaver", "relay")}
         self.hub, self.relay, self.prometheus = (f"127.0.0.1:{free_port()}" for _ in range(3))
         self.config = directory / "watched.toml"
-        self.config.write_text(RUN)
+        self.config.write_text(
+            tiny_run(run__steps=STEPS, evaluation__every=5, inference__worker__max_concurrent_sequences=8)
+        )
         self.make_credentials()
 
     def make_credentials(self):

@@ -8,6 +8,8 @@ import subprocess
 
 import pytest
 
+from tests.tiny_run import tiny_run
+
 pytest.importorskip(
     "ray", reason="Ray is not installed here; `make test-ray` has an environment of its own for it"
 )
@@ -15,58 +17,6 @@ psutil = pytest.importorskip("psutil", reason="comes with Ray")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PATIENCE = 1200.0
 STEPS = 14
-SETTINGS = f"""
-[run]
-name = "tiny"
-steps = {STEPS}
-
-[model.starter]
-hidden_size = 32
-num_layers = 1
-num_heads = 2
-intermediate_size = 64
-supervised_steps = 30
-supervised_batch_size = 16
-cache_dir = "{{cache}}"
-
-[task]
-dataset = "spell_backward"
-options = {{{{min_word_len = 3, max_word_len = 3}}}}
-max_prompt_tokens = 64
-
-[sampling]
-max_new_tokens = 6
-
-[evaluation]
-every = 0
-prompts = 8
-
-[trainer]
-groups_per_step = 2
-group_size = 4
-threads = 1
-
-[checkpoint]
-every = 2
-
-[hub]
-heartbeat_seconds = 1
-missed_heartbeats = 15
-
-[inference]
-backends = ["red"]
-start_timeout = 3000
-
-[inference.worker]
-threads = 1
-max_concurrent_sequences = 32
-
-[launcher]
-kind = "ray"
-trainer_backend = "green"
-trainer_ranks = 2
-node_timeout = 1200
-"""
 
 
 def free_port():
@@ -140,7 +90,22 @@ def hub_of(run):
 def test_a_run_goes_on_through_the_kill_of_a_worker_a_rank_and_a_node(nodes, started, environment, tmp_path):
     address, red = nodes
     settings, output, run = tmp_path / "tiny.toml", tmp_path / "train.out", tmp_path / "run"
-    settings.write_text(SETTINGS.format(cache=tmp_path / "cache"))
+    settings.write_text(
+        tiny_run(
+            run__steps=STEPS,
+            model__starter__cache_dir=str(tmp_path / "cache"),
+            evaluation__every=0,
+            checkpoint__every=2,
+            hub__heartbeat_seconds=1,
+            hub__missed_heartbeats=15,
+            inference__backends=["red"],
+            inference__start_timeout=3000,
+            launcher__kind="ray",
+            launcher__trainer_backend="green",
+            launcher__trainer_ranks=2,
+            launcher__node_timeout=1200,
+        )
+    )
     flags = ("--set", f"run.dir={run}", "--set", f"launcher.address={address}")
     train = started("train", settings, *flags, output=output)
 
