@@ -30,5 +30,7 @@ def trainer_rank(
     quiet_libraries()
     from hetero_rl.launch.rank import run_rank
 
-    if code := run_rank(config, hub, result, end_with_parent=end_with_parent):
-        raise typer.Exit(code)
+    code = run_rank(config, hub, result, end_with_parent=end_with_parent)
+    from hetero_rl.trainer.ranks import end_process
+
+    end_process(code)

@@ -125,7 +125,7 @@ def joined_ranks(device: torch.device) -> Generator[Ranks | None]:
         dist.destroy_process_group()
 
 
-def end_process() -> NoReturn:
+def end_process(code: int = 0) -> NoReturn:
     """Ends a process whose part is done, with what it wrote flushed, and without finalizing the interpreter.
 
     Torch's caches keep gloo's threads alive after the group is left. One that still drops the tensor of the last collective
@@ -135,4 +135,4 @@ def end_process() -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
