@@ -2,8 +2,9 @@
 
     driver (this process; never starts gRPC or a thread)
       ├─fork─ hub      the real one, at one port, usually with a failpoint armed
+      ├─fork─ proxy    tests.chaos.bad_proxy: what the others reach the hub through, unless --no-proxy
       ├─fork─ trainer  tests.chaos.trainer_process, usually with a failpoint armed
-      └─fork─ workers  tests.chaos.fast_worker on a bad line
+      └─fork─ workers  tests.chaos.fast_worker on a bad line; they download and check every version's weights
 
 A role that ends, at its failpoint or by the driver's SIGKILL, is started again at once; each such end is one kill. Each seed is one
 run. Its JSONL history is judged, one line goes into DIRECTORY/summary.jsonl, and the history is kept only where the judge found
@@ -22,6 +23,7 @@ from collections import Counter
 from pathlib import Path
 
 from hetero_rl.errors import HeteroRLError
+from tests.chaos.bad_proxy import ProxyTerms, run_proxy
 from tests.chaos.children import fork
 from tests.chaos.fast_worker import Terms, run_fast_worker
 from tests.chaos.history import History, judge
@@ -59,21 +61,30 @@ _BYTES_BETWEEN_STRIKES = (5_000, 60_000)  # of history: some two hundred to two 
 def campaign_settings(steps):
     """A run with 512 completions in each step, each of which is submitted by itself."""
     return Settings(
-        total_steps=steps, groups_per_step=64, group_size=8, max_lag=2, tokens=4, checkpoint_every=4
+        total_steps=steps,
+        groups_per_step=64,
+        group_size=8,
+        max_lag=2,
+        tokens=4,
+        checkpoint_every=4,
+        weights=50_000,
     )
 
 
 class Campaign:
     """One run of a seed."""
 
-    def __init__(self, directory, seed, settings, *, kills=45, workers=2, loss=0.1):
+    def __init__(self, directory, seed, settings, *, kills=45, workers=2, loss=0.1, proxy=True):
         self.directory = directory
         self.settings = settings
         self.draw = random.Random(seed)  # ruff: ignore[suspicious-non-cryptographic-random-usage] repeatable on purpose
         self.history = History(directory / "history.jsonl")
         self.wanted = kills
         self.loss = loss
+        self.seed = seed
+        self.proxied = proxy
         self.address = f"127.0.0.1:{free_port()}"
+        self.dialled = f"127.0.0.1:{free_port()}" if proxy else self.address
         self.roles = ["hub", "trainer", *(f"w{number}" for number in range(workers))]
         self.children = {}
         self.kills = Counter()
@@ -84,6 +95,8 @@ class Campaign:
         deadline = time.monotonic() + _LONGEST_RUN
         struck, room = time.monotonic(), 0
         try:
+            if self.proxied:
+                self.start_proxy()
             for role in self.roles:
                 self.start(role)
             while self.children["trainer"].poll() != 0:
@@ -143,6 +156,13 @@ class Campaign:
         if role == "hub":
             await_listening(self.address, self.children[role], log)
 
+    def start_proxy(self):
+        """The proxy is none of the product's roles: it is not killed, and must not end."""
+        log = self.directory / "proxy.log"
+        work = run_proxy, self.dialled, self.address, self.seed, ProxyTerms(), self.history
+        self.children["proxy"] = fork(*work, log=log)
+        await_listening(self.dialled, self.children["proxy"], log)
+
     def failpoint(self, role):
         if role == "hub":
             name = self.draw.choice(list(HUB_FAILPOINTS))
@@ -155,9 +175,10 @@ class Campaign:
         if role == "hub":
             return serve_hub, self.address, self.directory, {"heartbeat_seconds": 1.0, "lease_seconds": 5.0}
         if role == "trainer":
-            return run_trainer, self.address, self.directory, self.settings.json()
+            return run_trainer, self.dialled, self.directory, self.settings.json()
         seed = self.draw.getrandbits(32)
-        return run_fast_worker, self.address, role, seed, Terms(loss=self.loss), self.history
+        terms = Terms(loss=self.loss, cache=str(self.directory / "cache" / role))
+        return run_fast_worker, self.dialled, role, seed, terms, self.history
 
     def problems(self):
         """What the judge says of the finished run."""
@@ -206,13 +227,16 @@ def one_run(directory, seed, settings, terms):
         problems = run.problems()
     except (AssertionError, HeteroRLError) as error:
         problems = [str(error)]
-    calls = [event for event in run.history.read() if event["event"] in {"sent", "acknowledged"}]
+    calls = [event for event in run.history.read() if event["event"] not in {"taken", "killed"}]
+    fetched = [event["size"] for event in calls if event["event"] == "fetched"]
     line = {
         "seed": seed,
         "seconds": round(time.monotonic() - begun, 1),
         "kills": dict(run.kills),
         "submissions": count(calls, "sent", "fate"),
         "acknowledged": sum(len(event["samples"]) for event in calls if event["event"] == "acknowledged"),
+        "downloads": {"versions": len(fetched), "bytes": sum(fetched)},
+        "proxy": proxied(calls),
         "problems": problems[:20],
     }
     if not problems:
@@ -228,6 +252,15 @@ def count(events, kind, key):
     return dict(counted)
 
 
+def proxied(events):
+    """What the proxy did to connections."""
+    counted = Counter()
+    for event in events:
+        if event["event"] == "proxied":
+            counted.update({kind: count for kind, count in event.items() if kind not in {"event", "at"}})
+    return dict(counted)
+
+
 def main():
     """Runs a campaign and prints its totals; ends with 1 when the judge found anything."""
     parser = argparse.ArgumentParser(
@@ -239,6 +272,7 @@ def main():
     parser.add_argument("--kills", type=int, default=45)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--loss", type=float, default=0.1)
+    parser.add_argument("--no-proxy", action="store_true", help="let everybody reach the hub directly")
     options = parser.parse_args()
     done = campaign(
         options.directory,
@@ -247,6 +281,7 @@ def main():
         campaign_settings(options.steps),
         kills=options.kills,
         loss=options.loss,
+        proxy=not options.no_proxy,
     )
     sys.stdout.write(describe(totals(done)) + "\n")
     return 1 if any(line["problems"] for line in done) else 0

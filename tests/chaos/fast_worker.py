@@ -2,6 +2,7 @@
 
     work ──► one submission for each completion ──► outbox ──► submit_loop ──► bad line ──► hub
     heartbeat_loop ──► hub every interval
+    a new version ──► plan ──► BlobCache ──► every byte checked, where `Terms.cache` names a directory
 
 Each completion is a submission of its own, so that groups come together from parts that are resent, lost and doubled.
 """
@@ -9,9 +10,12 @@ Each completion is a submission of its own, so that groups come together from pa
 import asyncio
 import dataclasses
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 from hetero_rl.config.tree import SecurityConfig
+from hetero_rl.errors import DamagedError, RefusedError
+from hetero_rl.weights.digests import check_blob_file
 from hetero_rl.wire.clients import WeightClient
 from hetero_rl.wire.columns import Float32Bytes, Int32Bytes
 from hetero_rl.wire.credentials import channel_credentials
@@ -23,7 +27,9 @@ from hetero_rl.wire.messages import (
     NumericsRecord,
     TrajectoryBatch,
     VersionSpan,
+    WeightEncoding,
 )
+from hetero_rl.worker.blob_cache import BlobCache
 from hetero_rl.worker.heartbeat_loop import heartbeat_loop
 from hetero_rl.worker.link import Link
 from hetero_rl.worker.resend import Pacing
@@ -65,20 +71,24 @@ class Terms:
     """Of repeats; the product's own waits longer."""
     credentials: str = ""
     """Bundle of its own; plaintext without."""
+    cache: str = ""
+    """Directory in which every version's weights are downloaded and checked; without it none are."""
 
 
 def run_fast_worker(address, name, seed, terms, history):
     """Works until the run is complete."""
     draw = random.Random(seed)  # ruff: ignore[suspicious-non-cryptographic-random-usage] repeatable on purpose
-    asyncio.run(_work(address, name, draw, terms, bad_line(history, draw, terms.loss)))
+    asyncio.run(_work(address, name, draw, terms, history))
 
 
-async def _work(address, name, draw, terms, client_class):
+async def _work(address, name, draw, terms, history):
+    client_class = bad_line(history, draw, terms.loss)
     credentials = channel_credentials(SecurityConfig(credentials=terms.credentials or None))
     async with client_class(address, credentials) as client, WeightClient(address, credentials) as weights:
         session = await joined(client, weights, name, draw, terms)
         loops = [asyncio.create_task(submit_loop(session)), asyncio.create_task(heartbeat_loop(session))]
-        working = asyncio.create_task(_generate(session, draw, terms.pause))
+        weights_of = _Weights(session, Path(terms.cache), history) if terms.cache else None
+        working = asyncio.create_task(_generate(session, draw, terms.pause, weights_of))
         await asyncio.wait([working, *loops], return_when=asyncio.FIRST_COMPLETED)
         for task in (*loops, working):
             if task.done():
@@ -115,7 +125,43 @@ async def joined(client, weights, name, draw, terms):
     return Session(link, weights, keeper, run, terms.pacing)
 
 
-async def _generate(session, draw, pause):
+class _Weights:
+    """What a worker does for new weights, without the model: the real downloads and their checks."""
+
+    def __init__(self, session, directory, history):
+        self.session = session
+        self.cache = BlobCache(directory, session.weights, session.link)
+        self.history = history
+        self.held = 0
+
+    async def advance(self):
+        """Downloads what the hub has to offer; raises when other bytes came than the manifest names."""
+        session = self.session
+        try:
+            plan = await session.link.repeat(
+                "plan of weights",
+                lambda: session.weights.get_plan(
+                    held_version=0, wanted_version=0, encodings=(WeightEncoding.FULL_RAW,)
+                ),
+            )
+            manifest = plan[-1]
+            paths = await self.cache.fetch_all(manifest.blobs)
+        except RefusedError as error:
+            if error.reason not in {"NOT_FOUND", "UNKNOWN_VERSION"}:
+                raise
+            return  # a newer version took its place meanwhile
+        for blob in manifest.blobs:
+            try:
+                check_blob_file(paths[blob.digest], blob)
+            except DamagedError as error:
+                self.history.note("damaged", version=manifest.version, error=str(error))
+                raise
+        self.cache.keep_only(manifest.blobs)
+        self.held = manifest.version
+        self.history.note("fetched", version=manifest.version, size=sum(blob.size for blob in manifest.blobs))
+
+
+async def _generate(session, draw, pause, weights):
     version = 0
     while True:
         grant = await session.link.call(
@@ -135,6 +181,9 @@ async def _generate(session, draw, pause):
                 ],
             )
         version = grant.latest_weight_version
+        if weights is not None and weights.held < version:
+            await weights.advance()
+            version = weights.held
         # The outbox is emptied before more is asked for, as an engine that is full would not ask either.
         await session.outbox.join()
         await asyncio.sleep(pause)

@@ -16,6 +16,8 @@ RUN = {
     "kills": {"before_commit:join@1": 2, "before_commit:join@2": 1, "SIGKILL of hub": 4},
     "submissions": {"once": 80, "reply lost": 10, "request lost": 5, "twice": 5},
     "acknowledged": 85,
+    "downloads": {"versions": 3, "bytes": 36},
+    "proxy": {"connections": 5, "resets": 2},
     "problems": [],
 }
 
@@ -25,6 +27,8 @@ def test_totals_add_runs_and_forget_how_often_a_place_was_passed():
     assert (sums["runs"], sums["seconds"], sums["kills"]) == (2, 21.0, 14)
     assert sums["places"] == {"SIGKILL of hub": 8, "before_commit:join": 6}
     assert (sums["submissions"], sums["acknowledged"]) == (200, 170)
+    assert sums["downloads"] == {"versions": 6, "bytes": 72}
+    assert sums["proxy"] == {"connections": 10, "resets": 4}
     assert sums["problems"] == ["seed 2: g0/0 was lost"]
 
 
@@ -51,5 +55,12 @@ def test_a_campaign_of_a_fixed_seed_finds_no_problem(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert sum(line["kills"].values()) >= 1
     assert line["submissions"]["reply lost"] >= 1
+    assert line["proxy"]["resets"] >= 1
+    assert line["downloads"]["versions"] >= 1
     assert line["seed"] == 7
     assert list(tmp_path.glob("seed-*")) == []
+
+
+def test_runs_from_before_there_was_a_proxy_still_count():
+    old = {key: value for key, value in RUN.items() if key not in {"downloads", "proxy"}}
+    assert totals([old, RUN])["proxy"] == {"connections": 5, "resets": 2}

@@ -10,12 +10,14 @@ def totals(lines):
 
     Args:
         lines: One object for each run: seed, seconds, kills by place, submissions by what became of their call,
-            acknowledged, problems.
+            acknowledged, downloads and what the proxy did (older lines have neither), problems.
     """
-    kills, fates = Counter(), Counter()
+    kills, fates, downloads, proxy = Counter(), Counter(), Counter(), Counter()
     for line in lines:
         kills.update(line["kills"])
         fates.update(line["submissions"])
+        downloads.update(line.get("downloads", {}))
+        proxy.update(line.get("proxy", {}))
     return {
         "runs": len(lines),
         "seconds": sum(line["seconds"] for line in lines),
@@ -24,6 +26,8 @@ def totals(lines):
         "submissions": fates.total(),
         "fates": dict(sorted(fates.items())),
         "acknowledged": sum(line["acknowledged"] for line in lines),
+        "downloads": dict(downloads),
+        "proxy": dict(sorted(proxy.items())),
         "problems": [f"seed {line['seed']}: {problem}" for line in lines for problem in line["problems"]],
     }
 
@@ -44,6 +48,7 @@ def describe(sums):
     lines = [
         f"{sums['kills']} kills in {sums['runs']} runs, {sums['seconds']:.0f} s",
         f"{sums['submissions']} submissions sent, {sums['acknowledged']} acknowledged; {arrived}",
+        f"{sums['downloads'].get('versions', 0)} weight versions downloaded and checked; proxy: {sums['proxy']}",
         *(f"  {number:5d}  {place}" for place, number in sums["places"].items()),
         f"problems: {len(sums['problems'])}",
         *sums["problems"],

@@ -49,6 +49,8 @@ class Settings:
     max_lag: int
     tokens: int
     checkpoint_every: int
+    weights: int = 3
+    """Numbers in the one tensor that is published."""
 
     def json(self):
         """For the command line."""
@@ -123,7 +125,7 @@ class Trainer:
 
     def publish(self):
         self.version += 1
-        weights = struct.pack("<3f", *[float(len(self.applied))] * 3)
+        weights = struct.pack("<f", len(self.applied)) * self.settings.weights
         manifest = manifest_of(weights, version=self.version, step=len(self.applied))
         self.put(manifest.blobs[0], lambda: iter([weights]))
         reach("trainer.before_publish")
@@ -172,11 +174,11 @@ class Trainer:
 
 
 def manifest_of(weights, *, version, step):
-    """A full copy of one tensor of three numbers, as `encode_full` would make it."""
+    """A full copy of one tensor of float32, as `encode_full` would make it."""
     tensor = TensorEntry(
         name="weight",
         data_type=DataType.FLOAT32,
-        shape=(3,),
+        shape=(len(weights) // 4,),
         digest=digest_of_bytes(weights),
         blob_index=0,
         offset=0,
