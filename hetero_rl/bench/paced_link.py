@@ -4,7 +4,8 @@
     server ──► reader ───────────────────────────────────────────────────► queue ──► writer ──► client
 
 Each direction passes `rate` bytes per second, as a token bucket says, and every byte `delay` seconds after it passed the
-bucket. A queue is bounded by what the line holds, so that the sender is slowed down as by a full line. Ends with its process.
+bucket. A queue is bounded by what the line holds, so that the sender is slowed down as by a full line. What the line loses by
+waking up late it makes up for, so that a plain connection gets the rate (`plain_line`). Ends with its process.
 """
 
 import asyncio
@@ -12,9 +13,13 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-__all__ = ["Pace", "open_line", "serve_paced"]
+__all__ = ["Pace", "begins", "open_line", "serve_paced"]
 
 _PIECE = 16 * 1024
+_AT_ONCE = 0.0005
+"""Seconds within which bytes come that were there already."""
+_MOST_LATE = 0.02
+"""Seconds of waking up late that the line makes up for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,6 +65,19 @@ async def open_line(target: str, pace: Pace) -> asyncio.Server:
     return await asyncio.start_server(passed_on, "127.0.0.1", 0)
 
 
+def begins(free_at: float, asked: float, came: float) -> float:
+    """When bytes begin to pass the bucket. Seconds on one clock.
+
+    Args:
+        free_at: When everything before them has passed.
+        asked: When the line asked for them, which is late when it woke up late.
+        came: When it got them.
+    """
+    # What was there at once has waited for the line, not the line for it: then the line makes up for its sleep.
+    late = _MOST_LATE if came - asked < _AT_ONCE else 0.0
+    return max(free_at, came - late)
+
+
 class _Direction:
     """One way of the line."""
 
@@ -76,12 +94,14 @@ class _Direction:
 
     async def _take(self, reader: asyncio.StreamReader, pieces: asyncio.Queue[tuple[float, bytes]]) -> None:
         loop = asyncio.get_running_loop()
+        asked = loop.time()
         while piece := await reader.read(_PIECE):
-            self._free_at = max(self._free_at, loop.time()) + len(piece) / self._pace.bytes_per_second
-            passed = self._free_at
+            passed = begins(self._free_at, asked, loop.time()) + len(piece) / self._pace.bytes_per_second
+            self._free_at = passed
             await pieces.put((passed + self._pace.delay, piece))
-            # The next piece waits until this one is on the line; a wait that is too long is made up for.
+            # The next piece waits until this one is on the line. A wait ends at a whole millisecond, a piece takes 1.3.
             await asyncio.sleep(passed - loop.time())
+            asked = loop.time()
 
     @staticmethod
     async def _give(pieces: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:

@@ -24,6 +24,7 @@ from typing import Literal, cast
 import torch
 
 from hetero_rl.bench.paced_link import Pace, serve_paced
+from hetero_rl.bench.plain_line import plain_walls
 from hetero_rl.bench.processes import running_hub_process, served
 from hetero_rl.bench.schema import Figure
 from hetero_rl.bench.weight_bulk import open_run
@@ -76,10 +77,10 @@ def link_figures(update: Update, *, quick: bool = False) -> list[Figure]:
         ):
             open_run(trainer)
             sender = _Sender(trainer, update, directory / "sender")
-            syncs = asyncio.run(
-                _follow(sender, hub.address, paced.address, directory / _WORKER, 2 if quick else _SYNCS)
-            )
-    return sync_figures(syncs, update)
+            count = 2 if quick else _SYNCS
+            syncs = asyncio.run(_follow(sender, hub.address, paced.address, directory / _WORKER, count))
+        size = _median_size(syncs)
+        return [*sync_figures(syncs, update), _plain_figure(plain_walls(_PACE, size, count, directory), size)]
 
 
 class _Sender:
@@ -182,7 +183,7 @@ def sync_figures(syncs: list[Sync], update: Update) -> list[Figure]:
         syncs: At least one.
         update: What each of them carried.
     """
-    size = round(statistics.median(sync.size for sync in syncs))
+    size = _median_size(syncs)
     line = (
         f"{_PACE.bytes_per_second * 8 / 1e6:g} Mbit/s, {_PACE.round_trip_seconds * 1e3:g} ms there and back; {update.name}, "
         f"{update.density:.2%} changed, {size:,} bytes"
@@ -214,6 +215,18 @@ def sync_figures(syncs: list[Sync], update: Update) -> list[Figure]:
             0.05,
         ),
     ]
+
+
+def _plain_figure(walls: list[float], size: int) -> Figure:
+    return _figure(
+        "plain_wall_over_bound",
+        [wall / _PACE.bound(size) for wall in walls],
+        f"the same bound; as many bytes over a plain TCP connection through the same line; {size:,} bytes",
+    )
+
+
+def _median_size(syncs: list[Sync]) -> int:
+    return round(statistics.median(sync.size for sync in syncs))
 
 
 def _figure(

@@ -6,7 +6,8 @@ import pytest
 pytest.importorskip("numba", reason="the codec extra is not installed")
 pytest.importorskip("zstandard", reason="the bench extra is not installed")
 
-from hetero_rl.bench.paced_link import Pace
+from hetero_rl.bench.paced_link import Pace, begins
+from hetero_rl.bench.plain_line import plain_walls
 from hetero_rl.bench.weight_link import Sync, sync_figures
 from hetero_rl.bench.weight_updates import Update
 
@@ -27,3 +28,27 @@ def test_figures_are_ratios_of_the_syncs():
     assert figures["goodput_over_pace"].value == pytest.approx(0.5)
     assert figures["pause_share"].value == pytest.approx(0.1)
     assert [figure.met for figure in figures.values()] == [False, None, False, False]
+
+
+def test_a_line_that_woke_up_late_makes_up_for_it_when_bytes_had_waited():
+    assert begins(10.0, asked=10.001, came=10.0011) == 10.0
+
+
+def test_a_line_that_waited_for_bytes_does_not():
+    assert begins(10.0, asked=10.001, came=10.003) == 10.003
+
+
+def test_an_idle_line_saves_up_no_more_than_20_ms():
+    assert begins(10.0, asked=50.0, came=50.0) == pytest.approx(49.98)
+
+
+def test_a_busy_line_takes_bytes_when_it_is_free():
+    assert begins(10.0, asked=9.5, came=9.6) == 10.0
+
+
+def test_a_plain_connection_gets_every_byte_in_no_less_than_the_bound(tmp_path):
+    pace = Pace(bytes_per_second=2e6, round_trip_seconds=0.02)
+    walls = plain_walls(pace, 200_000, 2, tmp_path)
+    # 20 ms of the line's time may have been saved up.
+    assert min(walls) > pace.bound(200_000) - 0.02
+    assert len(walls) == 2
