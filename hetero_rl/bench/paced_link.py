@@ -18,6 +18,8 @@ __all__ = ["Pace", "begins", "open_line", "serve_paced"]
 _PIECE = 16 * 1024
 _AT_ONCE = 0.0005
 """Seconds within which bytes come that were there already."""
+_NEVER = float("-inf")
+"""A connection's first bytes never waited for a line that slept."""
 _MOST_LATE = 0.02
 """Seconds of waking up late that the line makes up for."""
 
@@ -93,8 +95,7 @@ class _Direction:
         await asyncio.gather(_ended(self._take, reader, pieces), self._give(pieces, writer))
 
     async def _take(self, reader: asyncio.StreamReader, pieces: asyncio.Queue[tuple[float, bytes]]) -> None:
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
+        loop, asked = asyncio.get_running_loop(), _NEVER
         while piece := await reader.read(_PIECE):
             passed = begins(self._free_at, asked, loop.time()) + len(piece) / self._pace.bytes_per_second
             self._free_at = passed
