@@ -1,9 +1,11 @@
 """Blobs named by their content: weight versions and model files.
 
     PutBlob ── upload.write(offset, data) ──► partial/DIGEST ── finish: size, SHA-256, fsync ──► rename ──► DIGEST
-    FetchBlob ◄── read(digest, offset, size) ──────────────────────────────────────────────────────────────┘
+    FetchBlob ◄── read(digest, offset, size) ◄── is_proven, or prove: SHA-256 once in each life of the hub ◄───┘
+                                                       └─ other bytes: the blob is deleted and may be uploaded again
 
-Nothing is visible under its digest before its bytes were hashed to it and synced. A broken upload stays and is continued.
+Nothing is visible under its digest before its bytes were hashed to it and synced. What an earlier life of the hub left, or
+what has changed on the disk, is hashed again before it is served. A broken upload stays and is continued.
 Methods block on the disk: call them from a worker thread. One upload owns a digest at a time; a newer one takes it over,
 and the older one's next write is refused, so that a sender that lost its connection can come back at once.
 `tests/contract/test_blob_store.py` is the suite that every implementation passes.
@@ -56,6 +58,7 @@ class BlobStore(ABC):
     - `held_bytes` MUST tell where an upload goes on, after a restart of the process too for a store on disk.
     - A finished blob MUST survive what a committed transaction survives.
     - `digests` and `withdraw` MUST NOT touch the disk: they are called between the hub's transactions.
+    - `prove` MUST find any change of the bytes that happened while no hub was running.
     - `delete` MUST be harmless for an unknown digest; what is deleted is `NOT_FOUND` from then on.
     """
 
@@ -74,6 +77,17 @@ class BlobStore(ABC):
     @abstractmethod
     def size(self, digest: str) -> int:
         """Size of a complete blob; raises RefusedError NOT_FOUND."""
+
+    @abstractmethod
+    def is_proven(self, digest: str) -> bool:
+        """Whether a complete blob was hashed in this life of the store and does not look changed since; hashes nothing."""
+
+    @abstractmethod
+    def prove(self, digest: str) -> None:
+        """Hashes a complete blob; raises DamagedError naming it, and forgets it, when its bytes are others or gone.
+
+        Raises RefusedError NOT_FOUND for one that is unknown already.
+        """
 
     @abstractmethod
     def read(self, digest: str, offset: int, size: int) -> bytes:
@@ -148,6 +162,8 @@ class LocalBlobStore(BlobStore):
         self._sizes = self._list_kept()
         self._unfinished = {path.name for path in self._partial.iterdir()}
         self._owners: dict[str, object] = {}
+        self._proven: dict[str, object] = {}
+        """What each blob that was hashed looked like then."""
 
     def has(self, blob: BlobReference) -> bool:
         """See `BlobStore`."""
@@ -170,6 +186,35 @@ class LocalBlobStore(BlobStore):
         if digest not in self._sizes:
             raise _not_found(digest)
         return self._sizes[digest]
+
+    def is_proven(self, digest: str) -> bool:
+        """See `BlobStore`."""
+        seen = self._proven.get(digest)
+        return seen is not None and seen == self._look_of_kept(digest)
+
+    def prove(self, digest: str) -> None:
+        """See `BlobStore`."""
+        size, look = self.size(digest), self._look_of_kept(digest)
+        found = self._hash_of_kept(digest)
+        if found == digest:
+            self._proven[digest] = look
+            return
+        self.delete(digest)
+        what = f"its {size} bytes have digest {found}" if found else "its bytes are gone"
+        raise DamagedError(
+            f"blob {digest} in {self._directory} was damaged: {what}; it was removed and has to be uploaded again"
+        )
+
+    def _hash_of_kept(self, digest: str) -> str:
+        """Digest of what is there; empty when nothing is."""
+        hashed, offset = hashlib.sha256(), 0
+        try:
+            while data := self._read_kept(digest, offset, _READ_BYTES):
+                hashed.update(data)
+                offset += len(data)
+        except FileNotFoundError:
+            return ""
+        return hashed.hexdigest()
 
     def read(self, digest: str, offset: int, size: int) -> bytes:
         """See `BlobStore`."""
@@ -225,6 +270,7 @@ class LocalBlobStore(BlobStore):
         """See `BlobStore`."""
         with self._lock:
             self._sizes.pop(digest, None)
+            self._proven.pop(digest, None)
         self._remove_kept(digest)
 
     def own(self, digest: str, upload: object) -> None:
@@ -256,10 +302,12 @@ class LocalBlobStore(BlobStore):
         """Makes a checked and synced upload visible under its digest, durably."""
         reach("blob.before_rename")
         self._keep(self._partial / blob.digest, blob)
+        look = self._look_of_kept(blob.digest)
         with self._lock:
             self._sizes[blob.digest] = blob.size
+            self._proven[blob.digest] = look
 
-    # --- where complete blobs are; a store that keeps them elsewhere replaces these four -----------------------------
+    # --- where complete blobs are; a store that keeps them elsewhere replaces these five -----------------------------
 
     def _list_kept(self) -> dict[str, int]:
         return {path.name: path.stat().st_size for path in self._directory.iterdir() if path.is_file()}
@@ -268,6 +316,14 @@ class LocalBlobStore(BlobStore):
         partial.replace(self._directory / blob.digest)
         reach("blob.after_rename")
         sync_directory(self._directory)
+
+    def _look_of_kept(self, digest: str) -> object:
+        """What can be seen of a blob without reading it; None when it is gone."""
+        try:
+            found = (self._directory / digest).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _read_kept(self, digest: str, offset: int, size: int) -> bytes:
         with (self._directory / digest).open("rb") as file:
@@ -366,6 +422,15 @@ class MemoryBlobStore(BlobStore):
         if digest not in self._blobs:
             raise _not_found(digest)
         return len(self._blobs[digest])
+
+    def is_proven(self, digest: str) -> bool:
+        """See `BlobStore`: memory is as it was written."""
+        return digest in self._blobs
+
+    def prove(self, digest: str) -> None:
+        """See `BlobStore`."""
+        if digest not in self._blobs:
+            raise _not_found(digest)
 
     def read(self, digest: str, offset: int, size: int) -> bytes:
         """See `BlobStore`."""

@@ -30,7 +30,7 @@ from hetero_rl.hub.callers import Callers
 from hetero_rl.hub.clock import SystemClock
 from hetero_rl.hub.core import HubCore
 from hetero_rl.hub.handlers.context import HubContext, HubSettings
-from hetero_rl.hub.handlers.versions import unnamed_blobs
+from hetero_rl.hub.handlers.versions import note_lost_blobs, unnamed_blobs
 from hetero_rl.hub.handlers.workers import sweep
 from hetero_rl.hub.remote_blobs import open_blob_store
 from hetero_rl.hub.servicers.authorization import Authorization
@@ -108,6 +108,7 @@ async def running_hub(
     context = HubContext(store, SystemClock(), settings, blobs)
     core = HubCore(context, asyncio.get_running_loop())
     try:
+        await _note_lost_blobs(core)
         server, address = await _start_server(core, blobs, settings, listen, security)
         sweepers = (
             asyncio.create_task(_sweep_forever(core, sweep_seconds), name="hub-sweeper"),
@@ -171,6 +172,14 @@ def _dialed_host(host: str) -> str:
     if not wildcard:
         return host
     return "[::1]" if host.startswith("[") else "127.0.0.1"
+
+
+async def _note_lost_blobs(core: HubCore) -> None:
+    """A hub starts all the same: workers get other ways, and the next version comes as a full copy."""
+    try:
+        await core.run(note_lost_blobs)
+    except HeteroRLError as error:
+        _logger.warning("the history does not say which blobs are lost: %s", error)
 
 
 async def _sweep_forever(core: HubCore, seconds: float) -> None:

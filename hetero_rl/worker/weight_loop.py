@@ -47,6 +47,8 @@ class WeightLoop:
         """Fallbacks of the stage and bypasses of the relay that were reported."""
         self._unusable = 0
         """Newest version that could not be used; it is not tried again."""
+        self._no_way = Backoff(session.pacing)
+        """Waits while the hub has no way to its latest version."""
 
     async def run(self) -> None:
         """Runs until it is cancelled; raises what ends the worker."""
@@ -104,14 +106,17 @@ class WeightLoop:
     async def _fetch(self, latest: int) -> "Held | None":
         """The newest version, decoded and verified; None when the hub has no way to it now."""
         try:
-            return await self._stage.advance(latest)
+            staged = await self._stage.advance(latest)
         except RefusedError as error:
             if error.reason not in {"NOT_FOUND", "UNKNOWN_VERSION"}:
                 raise
-            # It was replaced by a newer one between plan and download.
-            _logger.warning("version %d is gone: %s", latest, error)
-            await asyncio.sleep(self._session.pacing.first_delay)
+            # It was replaced by a newer one between plan and download, or its blobs were damaged at the hub.
+            delay = self._no_way.next_delay()
+            _logger.warning("version %d is gone, looking again in %.1f s: %s", latest, delay, error)
+            await asyncio.sleep(delay)
             return None
+        self._no_way = Backoff(self._session.pacing)
+        return staged
 
     async def _bring_in(self, staged: "Held", progress: "Progress | None" = None) -> None:
         """Loads a verified version and opens the gate when its probe card agrees; reports what its way has cost."""

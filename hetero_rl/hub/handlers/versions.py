@@ -4,6 +4,7 @@ A version becomes known with one manifest, usually a delta. Others may follow (`
 merged delta for a worker that is behind. The hub never looks into a blob; which bytes are right, digests say.
 """
 
+import logging
 from collections.abc import Collection
 from itertools import accumulate
 
@@ -18,11 +19,15 @@ __all__ = [
     "add_route",
     "get_plan",
     "latest_version",
+    "note_damaged",
+    "note_lost_blobs",
     "prune_versions",
     "publish_version",
     "unnamed_blobs",
     "wanted_bases",
 ]
+
+_logger = logging.getLogger(__name__)
 
 _MOST_WANTED_BASES = 4
 _MANY_DELTAS = 3
@@ -135,6 +140,11 @@ def _check_delta(context: HubContext, manifest: WeightManifest) -> None:
             f"weight version {manifest.version} is a delta against {manifest.base_version}, which is no longer kept: "
             "publish a full copy"
         )
+    if plan(0, manifest.base_version, frozenset(WeightEncoding), _sound_manifests(context)) is None:
+        raise InvalidMessageError(
+            f"weight version {manifest.version} is a delta against {manifest.base_version}, to which no way is left from "
+            "nothing, because blobs were damaged: publish a full copy"
+        )
     for worker in context.store.workers():
         working = worker.state not in _GONE
         if working and WeightEncoding.ULP_DELTA not in worker.request.capabilities.weight_encodings:
@@ -189,7 +199,14 @@ def get_plan(
             "NOT_FOUND",
             {"weight_version": str(wanted)},
         )
-    chain = plan(held_version, wanted, encodings, manifests)
+    chain = plan(held_version, wanted, encodings, _sound_manifests(context))
+    if chain is None and (way := plan(held_version, wanted, encodings, manifests)):
+        lost = next(blob.digest for item in way for blob in item.blobs if not context.blobs.has(blob))
+        raise RefusedError(
+            f"weight version {wanted} cannot be had, because blob {lost} was damaged: the next version comes as a full copy",
+            "NOT_FOUND",
+            {"weight_version": str(wanted), "digest": lost},
+        )
     if chain is None:
         names = ", ".join(sorted(encoding.name for encoding in encodings)) or "none"
         raise RefusedError(
@@ -214,6 +231,33 @@ def _kept_manifests(context: HubContext) -> tuple[WeightManifest, ...]:
     """Every coding of every version whose blobs are there."""
     own = [context.store.manifest(row.version) for row in context.store.versions()]
     return (*(manifest for manifest in own if manifest is not None), *context.store.routes())
+
+
+def _sound_manifests(context: HubContext) -> tuple[WeightManifest, ...]:
+    """The kept manifests whose blobs are all there, which those are not that were found to be damaged."""
+    return tuple(
+        manifest
+        for manifest in _kept_manifests(context)
+        if all(context.blobs.has(blob) for blob in manifest.blobs)
+    )
+
+
+def note_lost_blobs(context: HubContext) -> None:
+    """Names blobs that are not there, or not whole, as a hub finds them when it starts."""
+    manifests, run = _kept_manifests(context), context.store.run()
+    needed = [(blob, f"weight version {item.version}") for item in manifests for blob in item.blobs]
+    if run is not None and manifests:  # a trainer uploads the model's files before its first version
+        needed += [(file.blob, f"model file {file.name}") for file in run.request.model_files]
+    for blob, what in needed:
+        if not context.blobs.has(blob):
+            note_damaged(context, f"blob {blob.digest} of {what} is not there with its {blob.size} bytes")
+
+
+def note_damaged(context: HubContext, message: str) -> None:
+    """Tells whoever watches the run that a blob was damaged."""
+    _logger.error("%s", message)
+    context.store.count("blobs_damaged")
+    context.event("blob_damaged", message)
 
 
 def _held_versions(context: HubContext) -> set[int]:

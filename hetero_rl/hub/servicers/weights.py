@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from hetero_rl.errors import RefusedError
+from hetero_rl.errors import DamagedError, RefusedError
 from hetero_rl.hub.blobs import BlobStore
 from hetero_rl.hub.core import HubCore
 from hetero_rl.hub.handlers.context import HubContext, Topic
-from hetero_rl.hub.handlers.versions import get_plan, latest_version
+from hetero_rl.hub.handlers.versions import get_plan, latest_version, note_damaged
 from hetero_rl.hub.recent_chunks import RecentChunks
 from hetero_rl.hub.servicers.calls import RpcContext, poll, refusing, unpack
 from hetero_rl.v1 import weight_service_pb2 as pb
@@ -49,6 +49,8 @@ class WeightServicer:
         self.core = core
         self._blobs = blobs
         self._recent = RecentChunks(_RECENT_BYTES)
+        self._proofs: dict[str, asyncio.Task[None]] = {}
+        """Blobs that are being hashed, once however many ask."""
 
     @refusing
     async def GetPlan(self, request: pb.GetPlanRequest, context: RpcContext) -> pb.GetPlanResponse:
@@ -62,6 +64,7 @@ class WeightServicer:
     @refusing
     async def FetchBlob(self, request: pb.FetchBlobRequest, context: RpcContext) -> None:
         """See the protocol."""
+        await self._prove(request.digest)
         size = self._blobs.size(request.digest)
         unpack(_check_offset, request, size=size)
         loop = asyncio.get_running_loop()
@@ -77,6 +80,24 @@ class WeightServicer:
                     self._recent.put(request.digest, offset, message)
                 await context.write(message)
                 offset += min(most, size - offset)
+
+    async def _prove(self, digest: str) -> None:
+        """Raises DamagedError, and says so in the run's history, when a blob's bytes are not what they were."""
+        self._blobs.size(digest)
+        if self._blobs.is_proven(digest):
+            return
+        proof = self._proofs.get(digest)
+        if proof is None:
+            proof = self._proofs[digest] = asyncio.create_task(self._hash(digest), name=f"hash {digest[:12]}")
+            proof.add_done_callback(lambda _: self._proofs.pop(digest))
+        await asyncio.shield(proof)
+
+    async def _hash(self, digest: str) -> None:
+        try:
+            await asyncio.to_thread(self._blobs.prove, digest)
+        except DamagedError as error:
+            await self.core.run(note_damaged, str(error))
+            raise
 
     @refusing
     async def AwaitVersion(

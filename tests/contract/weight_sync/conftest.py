@@ -1,6 +1,7 @@
 """A hub on disk, trainers that publish to it, and workers that follow, all in this process over real connections."""
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 import types
@@ -113,9 +114,9 @@ class Site:
         self.address, self.directory, self.trainer = address, directory, trainer
         self.fetched = []
 
-    async def open(self, *, resume_step=0, anchor_every=16, port=None, trainer=None):
+    async def open(self, *, resume_step=0, anchor_every=16, port=None, trainer=None, model_files=()):
         """A trainer that opens the run; returns its publisher."""
-        request = dataclasses.replace(REQUEST, resume_step=resume_step)
+        request = dataclasses.replace(REQUEST, resume_step=resume_step, model_files=model_files)
         trainer = trainer or self.trainer
         grant = await asyncio.to_thread(trainer.open_run, request)
         return Publisher(
@@ -195,13 +196,25 @@ class Counting:
         return self._client.fetch_blob(digest, offset)
 
 
-@pytest_asyncio.fixture
-async def site(tmp_path):
-    store = SqliteStore(tmp_path / "journal.sqlite")
-    blobs = LocalBlobStore(tmp_path / "blobs")
+@contextlib.asynccontextmanager
+async def running_site(directory):
+    """A hub over what lies in a directory; again over the same one is the hub after a restart."""
+    store = SqliteStore(directory / "journal.sqlite")
+    blobs = LocalBlobStore(directory / "blobs")
     async with running_hub(store, blobs, HubSettings(max_message_bytes=2**20)) as hub:
         with TrainingClient(hub.address) as trainer:
-            yield Site(hub.address, tmp_path, trainer)
+            yield Site(hub.address, directory, trainer)
+
+
+@pytest.fixture
+def start_site():
+    return running_site
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path):
+    async with running_site(tmp_path) as site:
+        yield site
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("numba", reason="the codec extra is not installed")
 
-from hetero_rl.errors import DamagedError
+from hetero_rl.errors import DamagedError, RefusedError
 from hetero_rl.relay.server import running_relay
 from hetero_rl.wire.clients import WeightClient
 from hetero_rl.wire.messages import WeightEncoding
@@ -168,11 +168,11 @@ async def test_a_blob_damaged_at_the_hub_is_never_loaded_and_the_next_full_copy_
     whole = path.read_bytes()
     path.chmod(0o600)
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    for damaged in (1, 2):
-        with pytest.raises(DamagedError, match=delta.blobs[0].digest):
+    for _ in range(2):
+        with pytest.raises(RefusedError, match=delta.blobs[0].digest):
             await stage.advance(site.newest)
-        assert (stage.version, stage.fallbacks) == (0, damaged)
-    await site.publish(publisher, 2)  # with a full copy, as two deltas have gone by
+        assert (stage.version, stage.fallbacks) == (1, 0)  # the hub noticed, so the worker keeps what it has
+    await site.publish(publisher, 2)
     await site.follow(stage, 2)
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from hetero_rl.errors import DamagedError, DiskFullError, StorageError
 from hetero_rl.trainer import checkpoint as module
 from hetero_rl.trainer import tensor_files
+from hetero_rl.trainer.adapters import ADAPTER_FILE
 from hetero_rl.trainer.checkpoint import (
     CheckpointStore,
     Manifest,
@@ -116,6 +117,41 @@ def test_damage_to_any_file_falls_back_to_the_checkpoint_before(saved, name, dam
 
     assert found.manifest.step == 10
     assert "step_00000020 is damaged, falling back" in caplog.text
+
+
+def shards(directory):
+    """Two ranks' parts of the model and the optimizer, as `write_shards` writes them."""
+    names = [f"{kind}.rank-{rank:05d}-of-00002" for kind in ("model", "optimizer") for rank in range(2)]
+    return {
+        f"{name}.safetensors": write_tensors(directory / f"{name}.safetensors", {"a": torch.ones(2, 2)})
+        for name in names
+    }
+
+
+def adapters(step):
+    return tensors(step) | {ADAPTER_FILE: {"a.lora_A": torch.full((2, 2), float(step))}}
+
+
+@pytest.mark.parametrize("layout", ["sharded", "adapters"])
+def test_damage_to_any_file_of_shards_or_adapters_falls_back_as_well(store, config_file, tmp_path, layout):
+    for step in (10, 20):
+        whole, parts = ({}, shards) if layout == "sharded" else (adapters(step), None)
+        store.save(manifest(step), whole, [config_file], shards=parts)
+    newest = tmp_path / "checkpoints" / "step_00000020"
+    files = sorted(newest.iterdir())
+    assert len(files) == (6 if layout == "sharded" else 5)
+
+    for file in files:
+        whole = file.read_bytes()
+        flips = [0, len(whole) // 3, len(whole) // 2, len(whole) - 1]
+        flipped = [whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :] for at in flips]
+        for changed in (*flipped, whole[:-1], whole[: len(whole) // 2], b"", whole + b"\0", None):
+            file.unlink()
+            if changed is not None:
+                file.write_bytes(changed)
+            assert latest_checkpoint(tmp_path / "checkpoints").manifest.step == 10, (file.name, changed)
+            file.write_bytes(whole)
+    assert latest_checkpoint(tmp_path / "checkpoints").manifest.step == 20
 
 
 def test_every_single_flipped_bit_of_the_manifest_is_noticed(saved):
