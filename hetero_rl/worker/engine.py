@@ -118,7 +118,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def load_weights(self, tensors: "Iterable[tuple[str, torch.Tensor]]", version: int) -> None:
-        """Replaces the weights in place; names are those of the Hugging Face checkpoint, tied tensors given once.
+        """Replaces the weights; names are those of the Hugging Face checkpoint, tied tensors given once.
+
+        The tensors given are the caller's again when this returns.
 
         Running completions go on with the new weights from their next token, their caches recomputed, or end before,
         as `EngineSettings.drain_before_update` says.

@@ -77,7 +77,7 @@ def test_a_checkpoint_and_the_module_it_came_from_are_the_same_weights(tmp_path)
     assert any(".experts.3.gate_proj." in name for name in checkpoint), "one tensor for each expert"
     table = WeightTable(target)
 
-    table.replace(table.checked(checkpoint.items()))
+    table.replace(table.new_weights(checkpoint.items()))
 
     wanted = source.state_dict()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in target.state_dict().items())

@@ -1,7 +1,7 @@
 """The reference engine on the event loop: checks what comes in, hands it to the scheduler thread, awaits the outcome."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from typing_extensions import override
@@ -21,7 +21,13 @@ from hetero_rl.worker.emulations import find_emulation
 from hetero_rl.worker.engine import Completion, Engine, EngineSettings
 from hetero_rl.worker.engines.transformers.emulation import emulate_activations, round_weights
 from hetero_rl.worker.engines.transformers.forward import Forward
-from hetero_rl.worker.engines.transformers.model import ATTENTION, DATA_TYPES, WeightTable, build_model
+from hetero_rl.worker.engines.transformers.model import (
+    ATTENTION,
+    DATA_TYPES,
+    NewWeights,
+    WeightTable,
+    build_model,
+)
 from hetero_rl.worker.engines.transformers.numerics import numerics_record
 from hetero_rl.worker.engines.transformers.probe import check_decoding
 from hetero_rl.worker.engines.transformers.scheduler import Scheduler
@@ -83,9 +89,9 @@ class TransformersEngine(Engine):
         self._numerics = numerics_record(self._forward.device, dtype, ATTENTION, emulation)
         return self._forward
 
-    def _replace_weights(self, checked: Mapping[str, torch.Tensor]) -> None:
+    def _replace_weights(self, new: NewWeights) -> None:
         """Runs on the scheduler thread, between two steps."""
-        self._weights.replace(checked)
+        self._weights.replace(new)
         if self._emulation is not None:
             round_weights(self._model, self._emulation)
 
@@ -142,8 +148,8 @@ class TransformersEngine(Engine):
 
     @override
     async def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        checked = await asyncio.to_thread(self._weights.checked, tensors)
-        await asyncio.wrap_future(self._scheduler.load(lambda: self._replace_weights(checked), version))
+        new = await asyncio.to_thread(self._weights.new_weights, tensors)
+        await asyncio.wrap_future(self._scheduler.load(lambda: self._replace_weights(new), version))
         self._serving = True
 
     @property

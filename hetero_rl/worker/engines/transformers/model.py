@@ -1,5 +1,13 @@
-"""Building the model from its directory, and replacing its weights in place."""
+"""Building the model from its directory, and replacing its weights.
 
+    new weights ── names and shapes right? ──► spare tensors, copied while the model computes ──┐
+                                                                 the pause: exchanged with ◄────┴─ the tensors that serve
+
+On an accelerator, and beyond `SPARE_BYTES`, there are no spare tensors: the pause copies in place.
+"""
+
+import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +19,15 @@ from transformers.utils.logging import disable_progress_bar
 from hetero_rl.errors import EngineError, InvalidMessageError
 from hetero_rl.worker.engines.transformers.experts import ExpertJoiner
 
-__all__ = ["ATTENTION", "DATA_TYPES", "WeightTable", "build_model"]
+__all__ = ["ATTENTION", "DATA_TYPES", "SPARE_BYTES", "NewWeights", "WeightTable", "build_model"]
 
 DATA_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 ATTENTION = "sdpa"
 """Attention implementation of transformers that the engine uses."""
 
+SPARE_BYTES = 2 * 2**30
+"""Most bytes that spare tensors take in main memory."""
 _NAMES_SHOWN = 5
 
 
@@ -54,25 +64,64 @@ def build_model(model_dir: Path, dtype: str, device: str) -> tuple[PreTrainedMod
     return model.to(device).eval().requires_grad_(requires_grad=False), has_weights
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class NewWeights:
+    """What replaces a model's weights, by the names of its tensors."""
+
+    exchanged: Mapping[str, torch.Tensor]
+    """Complete in memory that nobody else uses."""
+    copied: Mapping[str, torch.Tensor]
+    """To be copied in place."""
+
+
 class WeightTable:
     """The weights of a model by their checkpoint names; tied names stand for one storage.
 
     Args:
         model: A model whose state dictionary has the names of its checkpoint.
+        spare_bytes: Tensors are exchanged rather than copied if all of them in main memory take no more than this.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: torch.nn.Module, spare_bytes: int = SPARE_BYTES) -> None:
         self._by_name: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
         self._experts = ExpertJoiner({name: tensor.shape for name, tensor in self._by_name.items()})
         self._storage_of: dict[str, int] = {name: tensor.data_ptr() for name, tensor in self._by_name.items()}
+        self._holders = _exchangeable(self._by_name, spare_bytes)
+        self._spare: dict[str, torch.Tensor] = {}
 
-    def checked(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
-        """Reads all tensors and compares names and shapes with the model; changes nothing.
+    def new_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> NewWeights:
+        """Reads all tensors, compares names and shapes with the model, and copies those that will be exchanged.
 
-        Experts may come in one tensor for a layer, as transformers 5 keeps them, or one by one, as checkpoints do.
+        Changes nothing that the model computes with. For one thread, and for one version after the other.
 
         Raises:
             InvalidMessageError: A name is missing, unknown or given twice, or a shape is wrong.
+        """
+        checked = self._checked(tensors)
+        exchanged, copied = {}, {}
+        for name, tensor in checked.items():
+            if name in self._holders:
+                spare = self._spare.pop(name, None)
+                spare = torch.empty_like(self._by_name[name]) if spare is None else spare
+                exchanged[name] = spare.detach().copy_(tensor)
+            else:
+                copied[name] = tensor
+        return NewWeights(exchanged, copied)
+
+    @torch.no_grad()
+    def replace(self, new: NewWeights) -> None:
+        """Makes the model compute with checked weights; what was exchanged becomes the next spare tensors."""
+        for name, tensor in new.copied.items():
+            self._by_name[name].copy_(tensor)
+        for name, tensor in new.exchanged.items():
+            self._spare[name] = self._by_name[name].data
+            for holder in self._holders[name]:
+                holder.data = tensor
+
+    def _checked(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
+        """The tensors under the model's names.
+
+        Experts may come in one tensor for a layer, as transformers 5 keeps them, or one by one, as checkpoints do.
         """
         given: dict[str, torch.Tensor] = {}
         filled: dict[int, str] = {}
@@ -98,8 +147,27 @@ class WeightTable:
             )
         return given
 
-    @torch.no_grad()
-    def replace(self, checked: Mapping[str, torch.Tensor]) -> None:
-        """Copies checked tensors into the storage that the model computes with."""
-        for name, tensor in checked.items():
-            self._by_name[name].copy_(tensor)
+
+def _exchangeable(by_name: Mapping[str, torch.Tensor], spare_bytes: int) -> Mapping[str, list[torch.Tensor]]:
+    """By name, the tensors that stand for one storage in main memory and are given other memory together.
+
+    A storage of which somebody else has a view that begins elsewhere keeps its memory: there must be one view of it, or equal ones.
+    """
+    holders: dict[int, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    for name, tensor in by_name.items():
+        holders[tensor.untyped_storage().data_ptr()].append((name, tensor))
+    found, size = {}, 0
+    for group in holders.values():
+        tensors = [tensor for _, tensor in group]
+        first = tensors[0]
+        whole = first.is_contiguous() and first.nbytes == first.untyped_storage().nbytes()
+        if first.device.type == "cpu" and whole and all(_same_view(first, other) for other in tensors):
+            found.update({name: tensors for name, _ in group})
+            size += first.nbytes
+    return found if size <= spare_bytes else {}
+
+
+def _same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.stride(), one.dtype, one.data_ptr()) == (
+        other.shape, other.stride(), other.dtype, other.data_ptr(),
+    )  # fmt: skip
