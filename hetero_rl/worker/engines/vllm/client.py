@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from hetero_rl.errors import BackendError, EngineError, InvalidMessageError
@@ -13,6 +13,8 @@ __all__ = ["Client", "PausedError"]
 
 _CALL_SECONDS = 600.0
 """Most seconds of a call that concerns the whole engine, loading weights included."""
+_LOOK_SECONDS = 0.5
+"""How often a call under way looks whether the engine still lives."""
 
 
 class PausedError(BackendError):
@@ -73,16 +75,34 @@ class Client:
             raise BackendError("vLLM ended a request without any output")
         return last
 
-    @staticmethod
-    async def call(what: str, awaitable: Any) -> Any:
-        """Awaits a call that concerns the whole engine; whatever goes wrong with it leaves an unknown state."""
+    async def call(self, what: str, awaitable: Awaitable[Any]) -> Any:
+        """Awaits a call that concerns the whole engine; whatever goes wrong with it leaves an unknown state.
+
+        Raises:
+            EngineError: It failed or took too long, or the engine's process died meanwhile.
+        """
+        pending = asyncio.ensure_future(awaitable)
         try:
             async with asyncio.timeout(_CALL_SECONDS):
-                return await awaitable
+                alive = await self._outlived(pending)
         except TimeoutError as error:
             raise EngineError(f"{what} is not done in vLLM after {_CALL_SECONDS:.0f} s") from error
+        finally:
+            pending.cancel()
+        if not alive:
+            raise EngineError(f"{what} was under way when vLLM's engine process died")
+        try:
+            return pending.result()
         except Exception as error:
             raise EngineError(f"{what} failed in vLLM: {_told(error)}") from error
+
+    async def _outlived(self, pending: "asyncio.Future[Any]") -> bool:
+        """Waits for the end of a call; whether it came. vLLM does not end the calls that wait for a process that died."""
+        while not pending.done():
+            await asyncio.wait({pending}, timeout=_LOOK_SECONDS)
+            if not pending.done() and getattr(self.llm, "errored", False):
+                return False
+        return True
 
     def _translated(self, error: Exception) -> Exception:
         library = self._library
