@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from hetero_rl.config.tree import SecurityConfig
-from hetero_rl.errors import DamagedError, RefusedError
+from hetero_rl.errors import DamagedError, DiskFullError, RefusedError
 from hetero_rl.weights.digests import check_blob_file
 from hetero_rl.wire.clients import WeightClient
 from hetero_rl.wire.columns import Float32Bytes, Int32Bytes
@@ -150,6 +150,10 @@ class _Weights:
             if error.reason not in {"NOT_FOUND", "UNKNOWN_VERSION"}:
                 raise
             return  # a newer version took its place meanwhile
+        except DiskFullError as error:
+            self.history.note("download failed", error=str(error))
+            await asyncio.sleep(0.1)
+            return
         for blob in manifest.blobs:
             try:
                 check_blob_file(paths[blob.digest], blob)

@@ -5,6 +5,7 @@ step is checkpointed before or after it is committed, and a resume begins at the
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
 import struct
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 
 from hetero_rl.config.tree import SecurityConfig
-from hetero_rl.errors import UnreachableError
+from hetero_rl.errors import RefusedError, UnreachableError
 from hetero_rl.failpoints import reach
 from hetero_rl.files import write_whole
 from hetero_rl.weights.digests import digest_of_bytes, state_digest
@@ -90,7 +91,7 @@ class Trainer:
         self.applied.append(Applied(step, samples, lags))
         due = step % self.settings.checkpoint_every == 0 or step == self.settings.total_steps
         if due:
-            self.checkpoint()
+            due = self.checkpoint()
         reach("trainer.before_commit")
         self.call(self.client.commit_step, step, outcomes(groups, step))
         reach("trainer.after_commit")
@@ -100,11 +101,19 @@ class Trainer:
             reach("trainer.after_commit_checkpoint")
 
     def checkpoint(self):
+        """Whether one was written: a full disk costs this one and not the run."""
         reach("trainer.before_checkpoint")
         text = json.dumps([dataclasses.asdict(item) for item in self.applied])
-        write_whole(self.directory / "checkpoint.json", text)
+        try:
+            write_whole(self.directory / "checkpoint.json", text)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self.history.note("checkpoint missed", step=len(self.applied))
+            return False
         self.checkpointed = len(self.applied)
         reach("trainer.after_checkpoint")
+        return True
 
     def enqueue(self):
         ahead = (len(self.applied) + 2 + self.settings.max_lag) * self.settings.groups_per_step
@@ -162,7 +171,7 @@ class Trainer:
         )
 
     def call(self, method, *arguments, **named):
-        """Repeats a call until the hub answers."""
+        """Repeats a call until the hub answers, and has room."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -170,7 +179,14 @@ class Trainer:
             except UnreachableError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.1)
+            except RefusedError as error:
+                if error.reason != "STORAGE_FULL" or time.monotonic() > deadline:
+                    raise
+                self.refused(error)
+            time.sleep(0.1)
+
+    def refused(self, error):
+        """The hub's disk is full."""
 
 
 def manifest_of(weights, *, version, step):
@@ -252,9 +268,14 @@ def outcomes(groups, step):
 
 
 def main(address, directory, settings, credentials=None):
+    run_trainer_of(Trainer, address, directory, settings, credentials)
+
+
+def run_trainer_of(kind, address, directory, settings, credentials=None):
+    """A trainer of that class until its run has ended."""
     shown = channel_credentials(SecurityConfig(credentials=credentials))
     with TrainingClient(address, shown) as client:
-        Trainer(client, Path(directory), Settings(**json.loads(settings))).run()
+        kind(client, Path(directory), Settings(**json.loads(settings))).run()
 
 
 if __name__ == "__main__":
