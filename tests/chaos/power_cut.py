@@ -86,7 +86,7 @@ class PowerCuts(Campaign):
 
     def __init__(self, directory, seed, settings, *, cuts):
         root = directory / "run"
-        super().__init__(root, seed, settings, kills=0)
+        super().__init__(root, seed, settings, kills=0, proxy=False)
         self.shadow = directory / "shadow"
         self.history = History(directory / "history.jsonl")
         self.cuts_left = cuts
