@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Self, cast
+
+import grpc
 
 from hetero_rl.errors import UnreachableError
 from hetero_rl.wire.clients import RolloutClient, WeightClient
@@ -61,8 +63,10 @@ class _Worker:
     submitting: asyncio.Task[None]
 
     @classmethod
-    async def join(cls, address: str, name: str, capacity: int) -> Self:
-        client, weights = RolloutClient(address), WeightClient(address)
+    async def join(
+        cls, address: str, name: str, capacity: int, credentials: grpc.ChannelCredentials | None
+    ) -> Self:
+        client, weights = RolloutClient(address, credentials), WeightClient(address, credentials)
         capabilities = Capabilities(
             max_concurrent_sequences=capacity,
             max_sequence_tokens=2**20,
@@ -142,10 +146,23 @@ class Fleet:
         self._lone_sequence = _FIRST_LONE_SEQUENCE
 
     @classmethod
-    async def join(cls, address: str, workers: int, capacity: int, batch: TrajectoryBatch) -> Self:
-        """Workers with room for `capacity` completions each; all of them answer a lease with `batch`."""
+    async def join(
+        cls,
+        address: str,
+        credentials: Mapping[str, grpc.ChannelCredentials | None],
+        capacity: int,
+        batch: TrajectoryBatch,
+    ) -> Self:
+        """Workers with room for `capacity` completions each; all of them answer a lease with `batch`.
+
+        Args:
+            address: Of the hub.
+            credentials: What each worker shows, by its name; None for plaintext.
+            capacity: Completions that a worker may have at once.
+            batch: The answer.
+        """
         return cls(
-            [await _Worker.join(address, f"worker-{number}", capacity) for number in range(workers)], batch
+            [await _Worker.join(address, name, capacity, shown) for name, shown in credentials.items()], batch
         )
 
     async def lease_rounds(self, rounds: int, waiting: int) -> list[list[Results]]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Generator
 from multiprocessing.process import BaseProcess
@@ -19,6 +18,7 @@ __all__ = ["Served", "cpu_seconds", "running_hub_process", "served"]
 _START_SECONDS = 600.0
 _STOP_SECONDS = 20.0
 _PAUSE = 0.05
+_SCHEDULER_CLOCK = 2
 
 
 class Served:
@@ -35,9 +35,12 @@ class Served:
 
 
 def cpu_seconds(process_id: int) -> float:
-    """User and system seconds of a process, all of its threads, in ticks of a hundredth of a second."""
-    fields = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """User and system seconds of a process, all of its threads together.
+
+    Linux makes the number of a process's clock out of the process id, see clock_getcpuclockid(3), which Python lacks.
+    /proc counts in hundredths of a second, which is longer than many a measurement.
+    """
+    return time.clock_gettime((~process_id << 3) | _SCHEDULER_CLOCK)
 
 
 @contextlib.contextmanager
@@ -60,9 +63,11 @@ def served(target: Callable[..., None], *arguments: Any, address_file: Path) -> 
         process.close()
 
 
-def running_hub_process(run_dir: Path) -> contextlib.AbstractContextManager[Served]:
+def running_hub_process(
+    run_dir: Path, config: Config | None = None
+) -> contextlib.AbstractContextManager[Served]:
     """A hub with its journal and blobs under a directory."""
-    return served(serve, Config(), run_dir, address_file=run_dir / "hub" / ADDRESS_FILE)
+    return served(serve, config or Config(), run_dir, address_file=run_dir / "hub" / ADDRESS_FILE)
 
 
 def _address(file: Path, alive: Callable[[], bool]) -> str:

@@ -32,6 +32,9 @@ BENCHES: Mapping[str, Bench] = {
     "overlap": Bench(
         "hetero_rl.bench.overlap", "Wall time against the larger of generation and training work."
     ),
+    "safety": Bench(
+        "hetero_rl.bench.safety", "Results handed in with TLS, tokens, syncs and checks, against without."
+    ),
     "trainer": Bench("hetero_rl.bench.trainer", "One optimizer step: against TRL, shared prompts, packing."),
     "weights": Bench("hetero_rl.bench.weights", "Weight deltas: size, speed, a slow line, cost per byte."),
     "wire": Bench("hetero_rl.bench.wire", "Trajectories: encoding, bytes per token, durable ingest."),

@@ -8,12 +8,12 @@ import dataclasses
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from hetero_rl.bench.schema import Figure
 
-__all__ = ["MIN_PAIRS", "Ratio", "compare", "fastest"]
+__all__ = ["MIN_PAIRS", "Ratio", "compare", "compare_costs", "fastest", "spent"]
 
 MIN_PAIRS = 5
 
@@ -66,6 +66,20 @@ def compare(
         pairs: Number of pairs, at least `MIN_PAIRS`.
         clock: Seconds; `time.process_time` counts only what this process computed.
     """
+    (ratio,) = compare_costs(lambda: spent(candidate, clock), lambda: spent(baseline, clock), pairs=pairs)
+    return ratio
+
+
+def compare_costs(
+    candidate: Callable[[], Sequence[float]], baseline: Callable[[], Sequence[float]], *, pairs: int
+) -> tuple[Ratio, ...]:
+    """Costs of the baseline over those of the candidate, where a run has several, such as wall and processor time.
+
+    Args:
+        candidate: What is judged; does the whole work once and returns what it cost, more than 0.
+        baseline: What it is compared with; returns costs of the same kinds in the same order.
+        pairs: Number of pairs, at least `MIN_PAIRS`.
+    """
     if pairs < MIN_PAIRS:
         raise ValueError(f"pairs is {pairs}, at least {MIN_PAIRS} are needed for a median")
     candidate()
@@ -73,21 +87,20 @@ def compare(
     gc.collect()
     gc.freeze()  # what was there before need not be looked through again before every run
     try:
-        ratios = [
-            _ratio(candidate, baseline, clock, judged_first=bool(number % 2)) for number in range(pairs)
-        ]
+        ratios = [_ratios(candidate, baseline, judged_first=bool(number % 2)) for number in range(pairs)]
     finally:
         gc.unfreeze()
-    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+    return tuple(Ratio(statistics.median(kind), min(kind), max(kind)) for kind in zip(*ratios, strict=True))
 
 
-def _ratio(
-    candidate: Callable[[], object], baseline: Callable[[], object], clock: Clock, *, judged_first: bool
-) -> float:
+def _ratios(
+    candidate: Callable[[], Sequence[float]], baseline: Callable[[], Sequence[float]], *, judged_first: bool
+) -> tuple[float, ...]:
     if judged_first:
-        judged = _seconds(candidate, clock)
-        return _seconds(baseline, clock) / judged
-    return _seconds(baseline, clock) / _seconds(candidate, clock)
+        judged, compared = candidate(), baseline()
+    else:
+        compared, judged = baseline(), candidate()
+    return tuple(other / own for own, other in zip(judged, compared, strict=True))
 
 
 def fastest(
@@ -97,19 +110,20 @@ def fastest(
     best = dict.fromkeys(variants, float("inf"))
     for _ in range(rounds):
         for name, variant in variants.items():
-            best[name] = min(best[name], _seconds(variant, clock))
+            best[name] = min(best[name], spent(variant, clock)[0])
     return min(best, key=lambda name: best[name])
 
 
-def _seconds(work: Callable[[], object], clock: Clock) -> float:
+def spent(work: Callable[[], object], *clocks: Clock) -> tuple[float, ...]:
+    """How far each clock went during the work, in seconds; garbage is collected before and not during it."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:
-        start = clock()
+        starts = [clock() for clock in clocks]
         work()
         # A clock too coarse for the work would divide by zero; one nanosecond is below any of them.
-        return max(clock() - start, 1e-9)
+        return tuple(max(clock() - start, 1e-9) for clock, start in zip(clocks, starts, strict=True))
     finally:
         if enabled:
             gc.enable()

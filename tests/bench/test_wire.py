@@ -92,8 +92,12 @@ def test_ingest_runs_through_a_real_hub_process_and_leaves_nothing_behind(tmp_pa
     figure, *others = ingest.ingest_figures(quick=True, directory=tmp_path)
     assert (figure.name, figure.target, figure.relation) == ("ingest_over_sqlite", 0.5, ">=")
     assert [other.name for other in others] == [
+        "ingest_cpu_over_sqlite",
+        "ingest_hub_cpu",
         "ingest_over_sqlite_in_batches",
         "ingest_one_by_one_over_sqlite",
+        "ingest_one_by_one_cpu_over_sqlite",
+        "ingest_one_by_one_hub_cpu",
     ]
     assert 0 < figure.low <= figure.value <= figure.high
     assert list(tmp_path.iterdir()) == []
