@@ -141,7 +141,8 @@ async def _serve(config: Config, hub_address: str, directory: Path) -> None:
         loop.add_signal_handler(number, stop.set)
     largest = config.hub.max_message_bytes
     credentials = channel_credentials(config.security)
-    async with WeightClient(hub_address, credentials, max_message_bytes=largest) as hub:
+    # A relay fetches what its workers ask for: bytes that come unasked would be in the way.
+    async with WeightClient(hub_address, credentials, max_message_bytes=largest, follow=False) as hub:
         serving = running_relay(
             hub,
             directory,

@@ -83,6 +83,13 @@ class RelayServicer:
         latest = await self._upstream.await_version(request.after_version, wait)
         return pb.AwaitVersionResponse(latest_weight_version=latest)
 
+    @_refusing
+    async def FollowVersion(self, request: pb.FollowVersionRequest, context: RpcContext) -> None:
+        """See the protocol; the news only, as a relay does not know the way."""
+        wait = min(fields.seconds_of(request, "wait"), _MOST_SECONDS)
+        latest = await self._upstream.await_version(request.after_version, wait)
+        await context.write(pb.FollowVersionResponse(latest_weight_version=latest))
+
 
 def health_handler() -> grpc.GenericRpcHandler:
     """`Check` of `grpc.health.v1`: a relay that answers serves."""

@@ -16,7 +16,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from hetero_rl.v1 import weights_pb2 as hetero__rl_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!hetero_rl/v1/weight_service.proto\x12\x0chetero_rl.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ahetero_rl/v1/weights.proto\"o\n\x0eGetPlanRequest\x12\x14\n\x0cheld_version\x18\x01 \x01(\x04\x12\x16\n\x0ewanted_version\x18\x02 \x01(\x04\x12/\n\tencodings\x18\x03 \x03(\x0e\x32\x1c.hetero_rl.v1.WeightEncoding\"B\n\x0fGetPlanResponse\x12/\n\tmanifests\x18\x01 \x03(\x0b\x32\x1c.hetero_rl.v1.WeightManifest\"2\n\x10\x46\x65tchBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"1\n\x11\x46\x65tchBlobResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x86\x01\n\x13\x41waitVersionRequest\x12\x15\n\rafter_version\x18\x01 \x01(\x04\x12\'\n\x04wait\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\tencodings\x18\x03 \x03(\x0e\x32\x1c.hetero_rl.v1.WeightEncoding\"f\n\x14\x41waitVersionResponse\x12\x1d\n\x15latest_weight_version\x18\x01 \x01(\x04\x12/\n\tmanifests\x18\x02 \x03(\x0b\x32\x1c.hetero_rl.v1.WeightManifest2\xfe\x01\n\rWeightService\x12\x46\n\x07GetPlan\x12\x1c.hetero_rl.v1.GetPlanRequest\x1a\x1d.hetero_rl.v1.GetPlanResponse\x12N\n\tFetchBlob\x12\x1e.hetero_rl.v1.FetchBlobRequest\x1a\x1f.hetero_rl.v1.FetchBlobResponse0\x01\x12U\n\x0c\x41waitVersion\x12!.hetero_rl.v1.AwaitVersionRequest\x1a\".hetero_rl.v1.AwaitVersionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!hetero_rl/v1/weight_service.proto\x12\x0chetero_rl.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ahetero_rl/v1/weights.proto\"o\n\x0eGetPlanRequest\x12\x14\n\x0cheld_version\x18\x01 \x01(\x04\x12\x16\n\x0ewanted_version\x18\x02 \x01(\x04\x12/\n\tencodings\x18\x03 \x03(\x0e\x32\x1c.hetero_rl.v1.WeightEncoding\"B\n\x0fGetPlanResponse\x12/\n\tmanifests\x18\x01 \x03(\x0b\x32\x1c.hetero_rl.v1.WeightManifest\"2\n\x10\x46\x65tchBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"1\n\x11\x46\x65tchBlobResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x86\x01\n\x13\x41waitVersionRequest\x12\x15\n\rafter_version\x18\x01 \x01(\x04\x12\'\n\x04wait\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\tencodings\x18\x03 \x03(\x0e\x32\x1c.hetero_rl.v1.WeightEncoding\"f\n\x14\x41waitVersionResponse\x12\x1d\n\x15latest_weight_version\x18\x01 \x01(\x04\x12/\n\tmanifests\x18\x02 \x03(\x0b\x32\x1c.hetero_rl.v1.WeightManifest\"\x87\x01\n\x14\x46ollowVersionRequest\x12\x15\n\rafter_version\x18\x01 \x01(\x04\x12\'\n\x04wait\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\tencodings\x18\x03 \x03(\x0e\x32\x1c.hetero_rl.v1.WeightEncoding\"\x97\x01\n\x15\x46ollowVersionResponse\x12\x1d\n\x15latest_weight_version\x18\x01 \x01(\x04\x12/\n\tmanifests\x18\x02 \x03(\x0b\x32\x1c.hetero_rl.v1.WeightManifest\x12.\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x1f.hetero_rl.v1.FetchBlobResponse2\xda\x02\n\rWeightService\x12\x46\n\x07GetPlan\x12\x1c.hetero_rl.v1.GetPlanRequest\x1a\x1d.hetero_rl.v1.GetPlanResponse\x12N\n\tFetchBlob\x12\x1e.hetero_rl.v1.FetchBlobRequest\x1a\x1f.hetero_rl.v1.FetchBlobResponse0\x01\x12U\n\x0c\x41waitVersion\x12!.hetero_rl.v1.AwaitVersionRequest\x1a\".hetero_rl.v1.AwaitVersionResponse\x12Z\n\rFollowVersion\x12\".hetero_rl.v1.FollowVersionRequest\x1a#.hetero_rl.v1.FollowVersionResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AWAITVERSIONREQUEST']._serialized_end=530
   _globals['_AWAITVERSIONRESPONSE']._serialized_start=532
   _globals['_AWAITVERSIONRESPONSE']._serialized_end=634
-  _globals['_WEIGHTSERVICE']._serialized_start=637
-  _globals['_WEIGHTSERVICE']._serialized_end=891
+  _globals['_FOLLOWVERSIONREQUEST']._serialized_start=637
+  _globals['_FOLLOWVERSIONREQUEST']._serialized_end=772
+  _globals['_FOLLOWVERSIONRESPONSE']._serialized_start=775
+  _globals['_FOLLOWVERSIONRESPONSE']._serialized_end=926
+  _globals['_WEIGHTSERVICE']._serialized_start=929
+  _globals['_WEIGHTSERVICE']._serialized_end=1275
 # @@protoc_insertion_point(module_scope)

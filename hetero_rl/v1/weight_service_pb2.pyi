@@ -56,3 +56,23 @@ class AwaitVersionResponse(_message.Message):
     latest_weight_version: int
     manifests: _containers.RepeatedCompositeFieldContainer[_weights_pb2.WeightManifest]
     def __init__(self, latest_weight_version: _Optional[int] = ..., manifests: _Optional[_Iterable[_Union[_weights_pb2.WeightManifest, _Mapping]]] = ...) -> None: ...
+
+class FollowVersionRequest(_message.Message):
+    __slots__ = ("after_version", "wait", "encodings")
+    AFTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    ENCODINGS_FIELD_NUMBER: _ClassVar[int]
+    after_version: int
+    wait: _duration_pb2.Duration
+    encodings: _containers.RepeatedScalarFieldContainer[_weights_pb2.WeightEncoding]
+    def __init__(self, after_version: _Optional[int] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., encodings: _Optional[_Iterable[_Union[_weights_pb2.WeightEncoding, str]]] = ...) -> None: ...
+
+class FollowVersionResponse(_message.Message):
+    __slots__ = ("latest_weight_version", "manifests", "chunk")
+    LATEST_WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    latest_weight_version: int
+    manifests: _containers.RepeatedCompositeFieldContainer[_weights_pb2.WeightManifest]
+    chunk: FetchBlobResponse
+    def __init__(self, latest_weight_version: _Optional[int] = ..., manifests: _Optional[_Iterable[_Union[_weights_pb2.WeightManifest, _Mapping]]] = ..., chunk: _Optional[_Union[FetchBlobResponse, _Mapping]] = ...) -> None: ...

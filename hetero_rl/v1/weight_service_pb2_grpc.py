@@ -55,6 +55,11 @@ class WeightServiceStub(object):
                 request_serializer=hetero__rl_dot_v1_dot_weight__service__pb2.AwaitVersionRequest.SerializeToString,
                 response_deserializer=hetero__rl_dot_v1_dot_weight__service__pb2.AwaitVersionResponse.FromString,
                 _registered_method=True)
+        self.FollowVersion = channel.unary_stream(
+                '/hetero_rl.v1.WeightService/FollowVersion',
+                request_serializer=hetero__rl_dot_v1_dot_weight__service__pb2.FollowVersionRequest.SerializeToString,
+                response_deserializer=hetero__rl_dot_v1_dot_weight__service__pb2.FollowVersionResponse.FromString,
+                _registered_method=True)
 
 
 class WeightServiceServicer(object):
@@ -82,6 +87,14 @@ class WeightServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FollowVersion(self, request, context):
+        """AwaitVersion, and behind the news the bytes of the way's first blob, which saves the caller a round trip. A caller that does not want
+        them cancels. Whoever does not know the call is asked by AwaitVersion.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WeightServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -99,6 +112,11 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     servicer.AwaitVersion,
                     request_deserializer=hetero__rl_dot_v1_dot_weight__service__pb2.AwaitVersionRequest.FromString,
                     response_serializer=hetero__rl_dot_v1_dot_weight__service__pb2.AwaitVersionResponse.SerializeToString,
+            ),
+            'FollowVersion': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowVersion,
+                    request_deserializer=hetero__rl_dot_v1_dot_weight__service__pb2.FollowVersionRequest.FromString,
+                    response_serializer=hetero__rl_dot_v1_dot_weight__service__pb2.FollowVersionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -183,6 +201,33 @@ class WeightService(object):
             '/hetero_rl.v1.WeightService/AwaitVersion',
             hetero__rl_dot_v1_dot_weight__service__pb2.AwaitVersionRequest.SerializeToString,
             hetero__rl_dot_v1_dot_weight__service__pb2.AwaitVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hetero_rl.v1.WeightService/FollowVersion',
+            hetero__rl_dot_v1_dot_weight__service__pb2.FollowVersionRequest.SerializeToString,
+            hetero__rl_dot_v1_dot_weight__service__pb2.FollowVersionResponse.FromString,
             options,
             channel_credentials,
             insecure,

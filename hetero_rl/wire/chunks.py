@@ -12,10 +12,11 @@ from google.protobuf.message import DecodeError
 from hetero_rl.errors import InvalidMessageError
 from hetero_rl.v1 import weight_service_pb2
 
-__all__ = ["decode_chunk", "encode_chunk", "message_or_bytes"]
+__all__ = ["decode_chunk", "decode_following", "encode_chunk", "encode_following", "message_or_bytes"]
 
 _OFFSET_TAG = 0x08
 _DATA_TAG = 0x12
+_CHUNK_TAG = 0x1A
 _MOST_VARINT_BYTES = 10
 
 
@@ -25,7 +26,7 @@ def encode_chunk(offset: int, data: bytes | memoryview) -> bytes:
     return b"".join((head, bytes([_DATA_TAG]), _varint(len(data)), data))
 
 
-def decode_chunk(message: bytes) -> tuple[int, memoryview]:
+def decode_chunk(message: bytes | memoryview) -> tuple[int, memoryview]:
     """Offset and data of the bytes of a `FetchBlobResponse`, the data in place.
 
     Raises:
@@ -39,10 +40,34 @@ def decode_chunk(message: bytes) -> tuple[int, memoryview]:
         if at and at + size == len(message):
             return offset, memoryview(message)[at:]
     try:
-        parsed = weight_service_pb2.FetchBlobResponse.FromString(message)
+        parsed = weight_service_pb2.FetchBlobResponse.FromString(bytes(message))
     except DecodeError as error:
         raise InvalidMessageError(f"{len(message)} bytes are no FetchBlobResponse") from error
     return parsed.offset, memoryview(parsed.data)
+
+
+def encode_following(chunk: bytes) -> bytes:
+    """The bytes of a `FollowVersionResponse` with a chunk that is coded already."""
+    return b"".join((bytes([_CHUNK_TAG]), _varint(len(chunk)), chunk))
+
+
+def decode_following(message: bytes) -> tuple[int, memoryview]:
+    """Offset and data of the chunk in the bytes of a `FollowVersionResponse`, the data in place.
+
+    Raises:
+        InvalidMessageError: They are no such message, or it has no chunk.
+    """
+    if message[:1] == bytes([_CHUNK_TAG]):
+        size, at = _read_varint(message, 1)
+        if at and at + size == len(message):
+            return decode_chunk(memoryview(message)[at:])
+    try:
+        parsed = weight_service_pb2.FollowVersionResponse.FromString(message)
+    except DecodeError as error:
+        raise InvalidMessageError(f"{len(message)} bytes are no FollowVersionResponse") from error
+    if not parsed.HasField("chunk"):
+        raise InvalidMessageError("FollowVersionResponse.chunk is missing behind the news")
+    return parsed.chunk.offset, memoryview(parsed.chunk.data)
 
 
 def message_or_bytes(serializer: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
@@ -63,7 +88,7 @@ def _varint(value: int) -> bytes:
     return bytes(coded)
 
 
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+def _read_varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
     """A number and the position after it; position 0 when it does not end in time."""
     value = 0
     for count, byte in enumerate(message[at : at + _MOST_VARINT_BYTES]):

@@ -39,9 +39,10 @@ from hetero_rl.wire.channels import (
     is_loopback,
     open_async_channel,
 )
-from hetero_rl.wire.chunks import decode_chunk
+from hetero_rl.wire.chunks import decode_chunk, decode_following
 from hetero_rl.wire.column_codec import ColumnEncoding
 from hetero_rl.wire.convert import fields, run, submissions, weights, workers
+from hetero_rl.wire.following import News, VersionFollower
 from hetero_rl.wire.messages import (
     Heartbeat,
     HeartbeatReply,
@@ -213,6 +214,7 @@ class WeightClient(_AsyncClient):
         credentials: From `credentials.channel_credentials`; None for plaintext.
         max_message_bytes: Largest message sent; the hub refuses what exceeds its own limit.
         deadlines: Seconds that calls may take.
+        follow: Whether the bytes of a new version are asked for together with its news.
     """
 
     def __init__(
@@ -222,6 +224,7 @@ class WeightClient(_AsyncClient):
         *,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         deadlines: Deadlines = DEADLINES,
+        follow: bool = True,
     ) -> None:
         channel = open_async_channel(address, credentials, bulk_options(max_message_bytes))
         super().__init__(address, channel)
@@ -231,6 +234,7 @@ class WeightClient(_AsyncClient):
             "/hetero_rl.v1.WeightService/FetchBlob",
             request_serializer=weight_service_pb2.FetchBlobRequest.SerializeToString,
         )
+        self._follower = VersionFollower(channel, address) if follow else None
         self._deadlines = deadlines
         self._encodings: Sequence[WeightEncoding] = ()
         """Those of the last plan; the next news of a version comes with a plan for them."""
@@ -248,6 +252,8 @@ class WeightClient(_AsyncClient):
         if told is not None and (told[0], 0, self._encodings) == (held_version, wanted_version, encodings):
             return told[1]
         self._encodings = encodings
+        if self._follower is not None:  # its bytes belong to another way
+            self._follower.drop()
         request = weight_service_pb2.GetPlanRequest(
             held_version=held_version,
             wanted_version=wanted_version,
@@ -266,10 +272,13 @@ class WeightClient(_AsyncClient):
         Raises:
             InvalidMessageError: A chunk does not follow the one before it.
         """
-        name = f"FetchBlob at {self._address}"
-        call = self._fetch_blob(weight_service_pb2.FetchBlobRequest(digest=digest, offset=offset))
+        name, decode = f"FetchBlob at {self._address}", decode_following
+        call = self._follower.take(digest, offset) if self._follower else None
+        if call is None:
+            call = self._fetch_blob(weight_service_pb2.FetchBlobRequest(digest=digest, offset=offset))
+            decode = decode_chunk
         try:
-            while (chunk := await self._next_chunk(call, name)) is not None:
+            while (chunk := await self._next_chunk(call, name, decode)) is not None:
                 start, data = chunk
                 if start != offset:
                     raise InvalidMessageError(
@@ -282,18 +291,27 @@ class WeightClient(_AsyncClient):
 
     async def await_version(self, after_version: int, wait: float) -> int:
         """Waits up to `wait` seconds for a version above the given one; returns the latest either way."""
+        latest, plan = await self._news(after_version, wait, wait + self._deadlines.control)
+        self._told = (after_version, plan) if plan else None
+        return latest
+
+    async def _news(self, after_version: int, wait: float, deadline: float) -> News:
+        if self._follower is not None and self._encodings:
+            news = await self._follower.news(after_version, wait, self._encodings, deadline)
+            if news is not None:
+                return news
         request = weight_service_pb2.AwaitVersionRequest(
             after_version=after_version,
             wait=fields.duration_to_proto(wait),
             encodings=weights.weight_encodings_to_proto(self._encodings),
         )
-        deadline = wait + self._deadlines.control
         response = await self._call(self._stub.AwaitVersion, request, "AwaitVersion", deadline)
         plan = tuple(weights.manifest_from_proto(manifest) for manifest in response.manifests)
-        self._told = (after_version, plan) if plan else None
-        return int(response.latest_weight_version)
+        return int(response.latest_weight_version), plan
 
-    async def _next_chunk(self, call: Any, name: str) -> tuple[int, memoryview] | None:
+    async def _next_chunk(
+        self, call: Any, name: str, decode: Callable[[bytes], tuple[int, memoryview]]
+    ) -> tuple[int, memoryview] | None:
         try:
             async with asyncio.timeout(self._deadlines.chunk):
                 response = await call.read()
@@ -304,7 +322,7 @@ class WeightClient(_AsyncClient):
         if response is grpc.aio.EOF:
             await self._check_status(call, name)
             return None
-        return decode_chunk(response)
+        return decode(response)
 
     @staticmethod
     async def _check_status(call: Any, name: str) -> None:

@@ -81,6 +81,7 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     "/hetero_rl.v1.WeightService/GetPlan": _WEIGHT_READERS,
     "/hetero_rl.v1.WeightService/FetchBlob": _WEIGHT_READERS,
     "/hetero_rl.v1.WeightService/AwaitVersion": _WEIGHT_READERS,
+    "/hetero_rl.v1.WeightService/FollowVersion": _WEIGHT_READERS,
     "/hetero_rl.v1.TrainingService/OpenRun": _TRAINER,
     "/hetero_rl.v1.TrainingService/EnqueueGroups": _TRAINER,
     "/hetero_rl.v1.TrainingService/TakeBatch": _TRAINER,

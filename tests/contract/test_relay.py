@@ -102,6 +102,15 @@ async def test_a_relay_answers_like_the_hub(hub, client):
     assert caught.value.reason == "INCOMPATIBLE"
 
 
+async def test_a_relay_that_is_followed_has_news_only(hub, client):
+    encodings = (WeightEncoding.FULL_RAW,)
+    await client.get_plan(held_version=0, wanted_version=0, encodings=encodings)
+    assert await client.await_version(0, 60.0) == 7
+    assert await client.get_plan(held_version=0, wanted_version=0, encodings=encodings) == (MANIFEST,)
+    assert b"".join([chunk async for chunk in client.fetch_blob(BLOB.digest, 0)]) == DATA
+    assert hub.fetches == [0]
+
+
 async def test_many_workers_cost_the_slow_line_one_crossing(hub, relay, tmp_path):
     async def worker(number):
         async with WeightClient(relay.address) as client:

@@ -1,7 +1,7 @@
 """`WeightService`: what workers and relays fetch weights from. Bulk: bytes never pass through the core."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hetero_rl.errors import DamagedError, RefusedError
@@ -13,11 +13,13 @@ from hetero_rl.hub.recent_chunks import RecentChunks
 from hetero_rl.hub.servicers.calls import RpcContext, poll, refusing, unpack
 from hetero_rl.v1 import weight_service_pb2 as pb
 from hetero_rl.wire.channels import chunk_bytes
-from hetero_rl.wire.chunks import encode_chunk
+from hetero_rl.wire.chunks import encode_chunk, encode_following
 from hetero_rl.wire.convert import fields, weights
 from hetero_rl.wire.invalid import invalid
 
 __all__ = ["WeightServicer"]
+
+_NewsRequest = pb.AwaitVersionRequest | pb.FollowVersionRequest
 
 _MOST_SECONDS = 30.0
 _NOTE_SECONDS = 60.0
@@ -65,20 +67,24 @@ class WeightServicer:
     async def FetchBlob(self, request: pb.FetchBlobRequest, context: RpcContext) -> None:
         """See the protocol."""
         await self._prove(request.digest)
-        size = self._blobs.size(request.digest)
-        unpack(_check_offset, request, size=size)
+        unpack(_check_offset, request, size=self._blobs.size(request.digest))
+        await self._send(request.digest, request.offset, context.write)
+
+    async def _send(self, digest: str, offset: int, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Writes the coded chunks of a proven blob."""
+        size = self._blobs.size(digest)
         loop = asyncio.get_running_loop()
-        noted, offset, most = float("-inf"), request.offset, chunk_bytes(size)
-        with self._blobs.opened(request.digest) as piece:
+        noted, most = float("-inf"), chunk_bytes(size)
+        with self._blobs.opened(digest) as piece:
             while offset < size:
                 if loop.time() - noted > _NOTE_SECONDS:  # says that the blob is still needed
-                    await self.core.run(_note_fetch, request.digest)
+                    await self.core.run(_note_fetch, digest)
                     noted = loop.time()
-                message = self._recent.get(request.digest, offset)
+                message = self._recent.get(digest, offset)
                 if message is None:
                     message = await asyncio.to_thread(_chunk, piece, offset, most)
-                    self._recent.put(request.digest, offset, message)
-                await context.write(message)
+                    self._recent.put(digest, offset, message)
+                await write(message)
                 offset += min(most, size - offset)
 
     async def _prove(self, digest: str) -> None:
@@ -104,6 +110,21 @@ class WeightServicer:
         self, request: pb.AwaitVersionRequest, context: RpcContext
     ) -> pb.AwaitVersionResponse:
         """See the protocol."""
+        latest, manifests = await self._news(request)
+        return pb.AwaitVersionResponse(latest_weight_version=latest, manifests=manifests)
+
+    @refusing
+    async def FollowVersion(self, request: pb.FollowVersionRequest, context: RpcContext) -> None:
+        """See the protocol."""
+        latest, manifests = await self._news(request)
+        await context.write(pb.FollowVersionResponse(latest_weight_version=latest, manifests=manifests))
+        if manifests and manifests[0].blobs:
+            digest = manifests[0].blobs[0].digest
+            await self._prove(digest)
+            await self._send(digest, 0, lambda chunk: context.write(encode_following(chunk)))
+
+    async def _news(self, request: _NewsRequest) -> tuple[int, list[Any]]:
+        """The latest version, once it is above the caller's or its wait is over, and the way to it."""
         wait = unpack(fields.seconds_of, request, field="wait")
 
         async def attempt(_repeated: bool) -> int:
@@ -116,10 +137,9 @@ class WeightServicer:
             attempt,
             lambda version: version > request.after_version,
         )
-        manifests = await self._way(request, latest)
-        return pb.AwaitVersionResponse(latest_weight_version=latest, manifests=manifests)
+        return latest, await self._way(request, latest)
 
-    async def _way(self, request: pb.AwaitVersionRequest, latest: int) -> list[Any]:
+    async def _way(self, request: _NewsRequest, latest: int) -> list[Any]:
         """The way that goes with the news of a version, for a caller that wants it; none where there is none."""
         if not request.encodings or latest <= request.after_version:
             return []

@@ -15,7 +15,14 @@ from hetero_rl.hub.blobs import LocalBlobStore
 from hetero_rl.hub.handlers.context import HubSettings
 from hetero_rl.hub.server import running_hub, running_local_hub
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
-from hetero_rl.v1 import columns_pb2, errors_pb2, rollout_service_pb2, trajectory_pb2
+from hetero_rl.v1 import (
+    columns_pb2,
+    errors_pb2,
+    rollout_service_pb2,
+    trajectory_pb2,
+    weight_service_pb2,
+    weight_service_pb2_grpc,
+)
 from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient
 from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
@@ -183,6 +190,31 @@ def test_weights_are_fetched_from_an_offset(hub_thread, trainer, messages):
     manifest, data = asyncio.run(fetch())
     assert manifest == messages.manifest(1)
     assert data == messages.weights(1)[4:]
+
+
+def followed(hub_thread, request):
+    """All responses of one call."""
+    with grpc.insecure_channel(hub_thread.address) as channel:
+        return list(weight_service_pb2_grpc.WeightServiceStub(channel).FollowVersion(request, timeout=90))
+
+
+def test_weights_follow_the_news_of_them(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+    digest = messages.manifest(1).blobs[0].digest
+    request = weight_service_pb2.FollowVersionRequest(encodings=[WeightEncoding.FULL_RAW])
+    news, *chunks = followed(hub_thread, request)
+    assert (news.latest_weight_version, [blob.digest for blob in news.manifests[0].blobs]) == (1, [digest])
+    assert b"".join(response.chunk.data for response in chunks) == messages.weights(1)
+    assert {response.latest_weight_version for response in chunks} == {0}
+
+
+def test_without_news_or_without_a_way_the_stream_ends_at_once(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+    held = weight_service_pb2.FollowVersionRequest(after_version=1, encodings=[WeightEncoding.FULL_RAW])
+    cannot = weight_service_pb2.FollowVersionRequest()
+    for request in (held, cannot):
+        (news,) = followed(hub_thread, request)
+        assert (news.latest_weight_version, len(news.manifests)) == (1, 0)
 
 
 def test_a_blob_with_other_bytes_is_refused_and_forgotten(trainer, messages):

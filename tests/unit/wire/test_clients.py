@@ -1,9 +1,11 @@
 """The clients against real servers: what they send, what they make of answers, where they stop."""
 
+import asyncio
 import dataclasses
 import hashlib
 import threading
 
+import grpc
 import pytest
 
 from hetero_rl.errors import FencedError, InvalidMessageError, RefusedError, UnreachableError
@@ -21,6 +23,7 @@ from hetero_rl.wire.clients import RolloutClient, WeightClient, default_encoding
 from hetero_rl.wire.column_codec import ColumnEncoding
 from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.convert.trajectories import finished_group_to_proto
+from hetero_rl.wire.convert.weights import manifest_to_proto
 from hetero_rl.wire.messages import (
     BlobReference,
     FinishedGroup,
@@ -29,6 +32,7 @@ from hetero_rl.wire.messages import (
     ScoreBatch,
     Submission,
     WeightEncoding,
+    WeightManifest,
     WorkerIdentity,
 )
 from hetero_rl.wire.refusal import to_refusal
@@ -247,6 +251,41 @@ class Weights(weight_service_pb2_grpc.WeightServiceServicer):
         return weight_service_pb2.AwaitVersionResponse(latest_weight_version=request.after_version + 1)
 
 
+class FollowedWeights(Weights):
+    """A peer that sends the first blob of a version behind its news, or a part of it."""
+
+    def __init__(self, manifest, sent=None, code=None):
+        super().__init__()
+        self.manifest, self.sent, self.code = manifest, len(DATA) if sent is None else sent, code
+        self.calls = []
+        self.ended = threading.Event()
+
+    def FetchBlob(self, request, context):
+        self.calls.append(("FetchBlob", request.offset))
+        yield from super().FetchBlob(request, context)
+
+    def GetPlan(self, request, context):
+        self.calls.append(("GetPlan", request.held_version))
+        return weight_service_pb2.GetPlanResponse()
+
+    def FollowVersion(self, request, context):
+        self.calls.append(("FollowVersion", request.after_version))
+        context.add_callback(self.ended.set)
+        if self.code is not None:
+            context.abort(self.code, "no news")
+        yield weight_service_pb2.FollowVersionResponse(
+            latest_weight_version=request.after_version + 1, manifests=[manifest_to_proto(self.manifest)]
+        )
+        for offset in range(0, self.sent, CHUNK_BYTES):
+            yield weight_service_pb2.FollowVersionResponse(
+                chunk=weight_service_pb2.FetchBlobResponse(
+                    offset=offset, data=DATA[offset : min(offset + CHUNK_BYTES, self.sent)]
+                )
+            )
+        if self.sent == 0:  # stays open until it is cancelled
+            self.ended.wait(100)
+
+
 @pytest.fixture
 def depot():
     return Weights()
@@ -353,3 +392,119 @@ async def test_a_hub_that_takes_results_only_one_by_one_gets_them_so(serve):
         second = await client.submit_batch(sequence[:1])
     assert [receipt.credits for receipt in (*first, *second)] == [9] * 4
     assert sorted(request.sequence for request in hub.requests) == [0, 0, 1, 2]
+
+
+@pytest.fixture
+def follow(serve):
+    """Serves weights with `FollowVersion`; the function takes what `FollowedWeights` takes."""
+
+    def started(*arguments, **settings):
+        depot = FollowedWeights(*arguments, **settings)
+        return depot, serve(
+            lambda server: weight_service_pb2_grpc.add_WeightServiceServicer_to_server(depot, server)
+        )
+
+    return started
+
+
+def delta_of(blob):
+    return WeightManifest(
+        version=8,
+        step=7,
+        encoding=WeightEncoding.ULP_DELTA,
+        base_version=7,
+        tensors=(),
+        blobs=(blob,),
+        state_digest="0" * 64,
+    )
+
+
+async def told(client, held=7):
+    """Has asked for a plan once, and then heard of a version."""
+    encodings = (WeightEncoding.FULL_RAW, WeightEncoding.ULP_DELTA)
+    await client.get_plan(held_version=held, wanted_version=0, encodings=encodings)
+    latest = await client.await_version(held, 1.0)
+    plan = await client.get_plan(held_version=held, wanted_version=0, encodings=encodings)
+    return latest, plan
+
+
+@pytest.mark.asyncio
+async def test_the_bytes_of_a_version_come_behind_its_news(follow):
+    depot, address = follow(delta_of(BLOB))
+    async with WeightClient(address) as client:
+        latest, plan = await told(client)
+        assert (latest, [manifest.version for manifest in plan]) == (8, [8])
+        assert await read(client, BLOB.digest) == DATA
+    assert depot.calls == [("GetPlan", 7), ("FollowVersion", 7)]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_of_news_serves_its_blob_once(follow):
+    depot, address = follow(delta_of(BLOB))
+    async with WeightClient(address) as client:
+        await told(client)
+        assert await read(client, BLOB.digest) == await read(client, BLOB.digest) == DATA
+    assert depot.calls[2:] == [("FetchBlob", 0)]
+
+
+@pytest.mark.asyncio
+async def test_what_is_left_of_a_followed_blob_is_fetched(follow):
+    depot, address = follow(delta_of(BLOB), sent=CHUNK_BYTES + 5)
+    async with WeightClient(address) as client:
+        await told(client)
+        start = await read(client, BLOB.digest)
+        assert start == DATA[: CHUNK_BYTES + 5]
+        assert await read(client, BLOB.digest, len(start)) == DATA[len(start) :]
+    assert depot.calls[2:] == [("FetchBlob", CHUNK_BYTES + 5)]
+
+
+@pytest.mark.asyncio
+async def test_whoever_has_a_part_of_the_blob_cancels_the_stream_and_fetches_the_rest(follow):
+    depot, address = follow(delta_of(BLOB), sent=0)
+    async with WeightClient(address) as client:
+        await told(client)
+        assert not depot.ended.is_set()
+        assert await read(client, BLOB.digest, 17) == DATA[17:]
+        assert await asyncio.to_thread(depot.ended.wait, 90)
+    assert depot.calls[2:] == [("FetchBlob", 17)]
+
+
+@pytest.mark.asyncio
+async def test_the_next_wait_ends_a_stream_that_nobody_read(follow):
+    depot, address = follow(delta_of(BLOB), sent=0)
+    async with WeightClient(address) as client:
+        await told(client)
+        assert not depot.ended.is_set()
+        depot.sent = len(DATA)
+        await client.await_version(8, 1.0)
+        assert await asyncio.to_thread(depot.ended.wait, 90)
+        assert await read(client, BLOB.digest) == DATA
+    assert depot.calls[2:] == [("FollowVersion", 8)]
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_cannot_be_followed_is_asked_once(follow):
+    depot, address = follow(delta_of(BLOB), code=grpc.StatusCode.UNIMPLEMENTED)
+    async with WeightClient(address) as client:
+        latest, plan = await told(client)
+        assert (latest, plan) == (8, ())
+        assert await client.await_version(8, 1.0) == 9
+    assert [call for call, _ in depot.calls].count("FollowVersion") == 1
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_fails_is_unreachable_and_followed_again(follow):
+    depot, address = follow(delta_of(BLOB), code=grpc.StatusCode.UNAVAILABLE)
+    async with WeightClient(address) as client:
+        with pytest.raises(UnreachableError):
+            await told(client)
+        depot.code = None
+        assert await client.await_version(7, 1.0) == 8
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_follows_nobody_asks_for_news_alone(follow):
+    depot, address = follow(delta_of(BLOB))
+    async with WeightClient(address, follow=False) as client:
+        assert (await told(client))[0] == 8
+    assert "FollowVersion" not in dict(depot.calls)
