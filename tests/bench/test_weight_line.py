@@ -21,10 +21,10 @@ def test_the_bound_is_the_time_of_the_bytes_and_a_round_trip():
 def test_figures_are_ratios_of_the_syncs():
     update = Update("u", ((np.zeros(4, np.uint16), np.array([1, 0, 0, 0], np.uint16)),))
     # 1,250,000 bytes take 0.1 s and the round trip 0.05 s.
-    syncs = [Sync(1_250_000, wall=0.3, fetch=0.25, pause=0.03)]
+    syncs = [Sync(1_250_000, wall=0.3, arrived=0.25, goodput=6.25e6, pause=0.03)]
     figures = {figure.name: figure for figure in sync_figures(syncs, update)}
     assert figures["sync_wall_over_bound"].value == pytest.approx(2.0)
-    assert figures["fetch_wall_over_bound"].value == pytest.approx(0.25 / 0.15)
+    assert figures["arrival_wall_over_bound"].value == pytest.approx(0.25 / 0.15)
     assert figures["goodput_over_pace"].value == pytest.approx(0.5)
     assert figures["pause_share"].value == pytest.approx(0.1)
     assert [figure.met for figure in figures.values()] == [False, None, False, False]
