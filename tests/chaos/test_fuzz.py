@@ -35,6 +35,9 @@ METHODS = [
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
+OPEN_METHODS = [(path, method) for path, method in METHODS if not path.endswith("CloseRun")]
+# What gRPC calls INTERNAL of its own accord when an answer came while it was still writing the request.
+OWN_FAULT = "Internal error from Core"
 # What a caller may be told. UNKNOWN and INTERNAL would be faults of the hub; a call that waits is cut off by this side.
 ANSWERS = {
     grpc.StatusCode.OK,
@@ -97,7 +100,7 @@ async def send(address, count, seed):
     told = Counter()
     async with grpc.aio.insecure_channel(address) as channel:
         await asyncio.gather(
-            *(_send_some(channel, count // 16, seed * 1000 + task, told) for task in range(16))
+            *(_send_some(channel, -(-count // 16), seed * 1000 + task, told) for task in range(16))
         )
     return told
 
@@ -105,9 +108,8 @@ async def send(address, count, seed):
 async def _send_some(channel, count, seed, told):
     draw = random.Random(seed)  # ruff: ignore[suspicious-non-cryptographic-random-usage] repeatable on purpose
     for _ in range(count):
-        path, method = draw.choice(METHODS)
-        if path.endswith("CloseRun") and draw.random() < 0.99:
-            continue  # one that hits ends the run, and the rest would find it closed
+        # A CloseRun that hits ends the run, and the rest would find it closed.
+        path, method = draw.choice(METHODS if draw.random() < 0.01 else OPEN_METHODS)
         data = [
             one_message(draw, method) for _ in range(draw.randint(1, 3) if method.client_streaming else 1)
         ]
@@ -131,7 +133,8 @@ async def call(channel, path, method, data):
         else:
             await started
     except grpc.aio.AioRpcError as error:
-        return error.code()
+        own = error.code() is grpc.StatusCode.INTERNAL and error.details() == OWN_FAULT
+        return grpc.StatusCode.CANCELLED if own else error.code()
     except asyncio.CancelledError:
         # gRPC cancels a call of its own accord when the answer came while it was still writing the request.
         if asyncio.current_task().cancelling():

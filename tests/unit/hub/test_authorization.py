@@ -1,4 +1,4 @@
-"""Every method of every service: who is let in, and that nobody else is."""
+"""Every method of every service, at the hub and at a relay: who is let in, and that nobody else is."""
 
 import asyncio
 import contextlib
@@ -14,12 +14,13 @@ from hetero_rl.config.tree import SecurityConfig
 from hetero_rl.deploy import certificates
 from hetero_rl.deploy.authority import Authority
 from hetero_rl.deploy.certificates import issue_certificate
-from hetero_rl.errors import ConfigError
+from hetero_rl.errors import ConfigError, RefusedError
 from hetero_rl.hub.blobs import MemoryBlobStore
 from hetero_rl.hub.callers import Callers
 from hetero_rl.hub.handlers.context import HubSettings
 from hetero_rl.hub.server import running_hub
 from hetero_rl.hub.stores.memory_store import MemoryStore
+from hetero_rl.relay.server import running_relay
 from hetero_rl.v1 import (
     fleet_service_pb2,
     rollout_service_pb2,
@@ -40,6 +41,23 @@ METHODS = {
     for method in service.methods
 }
 REFUSALS = {"NOT_AUTHORIZED"}
+AT_A_RELAY = {HEALTH[0], *(method for method in METHODS if ".WeightService/" in method)}
+AT = {"hub": {*METHODS, *HEALTH}, "relay": AT_A_RELAY}
+
+
+class NoWeights:
+    """What a relay asks; it has nothing."""
+
+    async def get_plan(self, *, held_version, wanted_version, encodings):
+        return ()
+
+    async def await_version(self, after_version, wait):
+        await asyncio.sleep(wait)
+        return 0
+
+    async def fetch_blob(self, digest, offset):
+        raise RefusedError("not here", "NOT_FOUND")
+        yield b""
 
 
 class Site:
@@ -52,7 +70,7 @@ class Site:
         self.security = SecurityConfig(credentials=self.bundles[Role.HUB], registry=self.authority.registry)
 
     def issue(self, name, role):
-        hosts = ["127.0.0.1"] if role is Role.HUB else []
+        hosts = ["127.0.0.1"] if role in {Role.HUB, Role.RELAY} else []
         return self.write(self.authority.issue(name, role, hosts, days=5), name)
 
     def write(self, bundle, name):
@@ -60,8 +78,11 @@ class Site:
         write_bundle(bundle, path)
         return path
 
-    def serve(self):
-        return running_hub(MemoryStore(), MemoryBlobStore(), HubSettings(), security=self.security)
+    def serve(self, kind="hub"):
+        if kind == "hub":
+            return running_hub(MemoryStore(), MemoryBlobStore(), HubSettings(), security=self.security)
+        security = SecurityConfig(credentials=self.bundles[Role.RELAY], registry=self.authority.registry)
+        return running_relay(NoWeights(), self.directory / "relay", security=security)
 
 
 @pytest.fixture
@@ -109,8 +130,11 @@ def start(channel, method):
     return call
 
 
-async def refused(address, credentials, method):
+async def refused(address, credentials, method, served):
+    """Not let in; a method that is not served answers nobody."""
     outcome = await code_of(address, credentials, method)
+    if outcome is not None and method not in served:
+        return outcome[0] in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE}
     return outcome is not None and (outcome[1] in REFUSALS or outcome[0] is grpc.StatusCode.UNAVAILABLE)
 
 
@@ -122,27 +146,32 @@ def test_a_hubs_certificate_asks_for_health_and_nothing_else():
     assert [method for method, roles in METHOD_ROLES.items() if Role.HUB in roles] == [HEALTH[0]]
 
 
+@pytest.mark.parametrize("kind", AT)
 @pytest.mark.asyncio
-async def test_every_method_answers_its_roles_and_refuses_the_others(site):
-    async with site.serve() as hub:
+async def test_every_method_answers_its_roles_and_refuses_the_others(site, kind):
+    async with site.serve(kind) as server:
         for role in Role:
             credentials = shown(site.bundles[role])
             for method, roles in METHOD_ROLES.items():
-                outcome = await code_of(hub.address, credentials, method, seconds=5)
+                outcome = await code_of(server.address, credentials, method, seconds=5)
+                if method not in AT[kind]:
+                    assert outcome[0] is grpc.StatusCode.UNIMPLEMENTED, (role, method, outcome)
+                    continue
                 let_in = outcome is None or outcome[1] not in REFUSALS
                 assert let_in == (role in roles), (role, method, outcome)
 
 
+@pytest.mark.parametrize("kind", AT)
 @pytest.mark.asyncio
-async def test_every_method_refuses_whoever_has_no_valid_credentials(site, tmp_path):
+async def test_every_method_refuses_whoever_has_no_valid_credentials(site, tmp_path, kind):
     stranger = Site(tmp_path / "other").bundles[Role.TRAINER]
     unregistered = unregistered_bundle(site)
     revoked = site.bundles[Role.TRAINER]
     site.authority.revoke("trainer")
-    async with site.serve() as hub:
+    async with site.serve(kind) as server:
         for credentials in (None, shown(unregistered), shown(revoked), tls_only(site, stranger)):
             for method in METHOD_ROLES:
-                assert await refused(hub.address, credentials, method), method
+                assert await refused(server.address, credentials, method, AT[kind]), method
 
 
 def tls_only(site, bundle):
@@ -167,17 +196,18 @@ def unregistered_bundle(site):
     return site.write(forged, "forged")
 
 
+@pytest.mark.parametrize("kind", AT)
 @pytest.mark.asyncio
-async def test_a_certificate_that_has_ended_is_refused(site, monkeypatch):
+async def test_a_certificate_that_has_ended_is_refused(site, monkeypatch, kind):
     past = dt.datetime.now(dt.UTC) - dt.timedelta(days=2)
     monkeypatch.setattr(certificates, "_lifetime", lambda days: (past, past + dt.timedelta(days=1)))
     ended = site.authority.issue("late", Role.TRAINER, [], days=1)
     credentials = grpc.ssl_channel_credentials(
         ended.certificate_authority.encode(), ended.private_key.encode(), ended.certificate.encode()
     )
-    async with site.serve() as hub:
+    async with site.serve(kind) as server:
         for method in METHOD_ROLES:
-            assert await refused(hub.address, credentials, method), method
+            assert await refused(server.address, credentials, method, AT[kind]), method
 
 
 @pytest.mark.asyncio
