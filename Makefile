@@ -6,10 +6,11 @@ PROTO_VENV = $(VENV)-proto
 PARITY_VENV = $(VENV)-parity
 VLLM_VENV = $(VENV)-vllm
 RAY_VENV = $(VENV)-ray
+FUZZ_VENV = $(VENV)-fuzz
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help install train test test-parity test-vllm test-ray test-compose test-monitoring test-scale smollm2 calibration calibration-vllm chaos chaos-processes fuzz test-frozen test-partition test-power-cut test-resume lint format proto proto-baseline clean
+.PHONY: help install train test test-parity test-vllm test-ray test-compose test-monitoring test-scale smollm2 calibration calibration-vllm chaos chaos-processes fuzz fuzz-coverage test-frozen test-stall test-partition test-power-cut test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -68,6 +69,20 @@ test-partition: $(VENV)/.installed-test  ## Cuts the line between two network na
 
 fuzz: $(VENV)/.installed-test  ## Sends FUZZ_MESSAGES (200000) hostile messages to a hub.
 	FUZZ_MESSAGES=$${FUZZ_MESSAGES:-200000} $(VENV)/bin/python -m pytest -s tests/chaos/test_fuzz.py
+
+test-stall: $(VENV)/.installed-test  ## Lets peers stand still for STALL_SECONDS (600) and measures the memory of every role.
+	$(VENV)/bin/python -m tests.chaos.stall --seconds $${STALL_SECONDS:-600}
+
+# The fuzzer is a large binary that few need, so it lies in an environment on top of the tests' one.
+$(FUZZ_VENV)/.installed: $(VENV)/.installed-test
+	test -x $(FUZZ_VENV)/bin/python || $(PYTHON) -m venv $(FUZZ_VENV)
+	$(FUZZ_VENV)/bin/python -m pip --disable-pip-version-check install --quiet atheris==3.0.0
+	echo "import site; site.addsitedir('$$(cd $(VENV) && pwd -P)/lib/$$(cd $(FUZZ_VENV)/lib && echo python3*)/site-packages')" \
+	  > $$(echo $(FUZZ_VENV)/lib/python3*/site-packages)/tests_environment.pth
+	touch $@
+
+fuzz-coverage: $(FUZZ_VENV)/.installed  ## Fuzzes what decodes bytes, guided by coverage, for FUZZ_SECONDS (600); corpus in FUZZ_CORPUS.
+	$(FUZZ_VENV)/bin/python -m tests.fuzz.coverage $${FUZZ_CORPUS:-runs/fuzz-corpus} --seconds $${FUZZ_SECONDS:-600}
 
 test-resume: $(VENV)/.installed-test  ## Kills a run at RESUMES (20) random steps and compares the resumed losses bit for bit.
 	RESUMES=$${RESUMES:-20} $(VENV)/bin/python -m pytest tests/e2e/test_resume_is_exact.py
@@ -163,4 +178,4 @@ proto-baseline: $(VENV)/.installed-test  ## Records the protocol as published: l
 	cd proto && ../$(VENV)/bin/buf build --exclude-source-info --output baseline.binpb
 
 clean:  ## Removes environments and caches, never runs.
-	rm -rf $(VENV) $(PROTO_VENV) $(PARITY_VENV) $(VLLM_VENV) $(RAY_VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PROTO_VENV) $(PARITY_VENV) $(VLLM_VENV) $(RAY_VENV) $(FUZZ_VENV) .mypy_cache .ruff_cache .pytest_cache
