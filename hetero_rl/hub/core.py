@@ -131,8 +131,15 @@ class HubCore:
             DiskFullError: The disk is full; nothing of all was stored.
         """
 
-        def each(_: HubContext) -> list[T | Exception]:
-            return [self._isolated(handler, argument) for argument in arguments]
+        def each(context: HubContext) -> list[T | Exception]:
+            try:
+                # A savepoint for each copies every page that it touches, so the first attempt has one for all.
+                with context.store.nested():
+                    return [handler(context, argument) for argument in arguments]
+            except StorageError:
+                raise
+            except Exception:  # ruff: ignore[blind-except] found again below, where it is answered by itself
+                return [self._isolated(handler, argument) for argument in arguments]
 
         each.__name__ = getattr(handler, "__name__", "")
         return await self.run(each)

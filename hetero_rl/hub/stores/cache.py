@@ -12,19 +12,19 @@ __all__ = ["RowCache"]
 T = TypeVar("T")
 
 _MOST_ROWS = 4096
+"""Of each kind."""
 
 
 class RowCache:
     """Remembers rows by kind and key, None for one that is not there."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, Hashable], Any] = {}
+        self._rows: dict[str, dict[Hashable, Any]] = {}
 
     def get(self, kind: str, key: Hashable, read: Callable[[], T]) -> T:
         """The row, from memory or by `read`."""
-        place = (kind, key)
         try:
-            row: T = self._rows[place]
+            row: T = self._rows[kind][key]
         except KeyError:
             row = read()
             self.put(kind, key, row)
@@ -32,14 +32,18 @@ class RowCache:
 
     def put(self, kind: str, key: Hashable, row: object) -> None:
         """Remembers a row as a statement has just written it."""
-        if len(self._rows) >= _MOST_ROWS:
-            self._rows.clear()
-        self._rows[kind, key] = row
+        rows = self._rows.setdefault(kind, {})
+        if len(rows) >= _MOST_ROWS:
+            rows.clear()
+        rows[key] = row
 
-    def forget(self, *kinds: str) -> None:
-        """Forgets all rows of these kinds."""
-        for place in [place for place in self._rows if place[0] in kinds]:
-            del self._rows[place]
+    def drop(self, kind: str, key: Hashable) -> None:
+        """Forgets one row."""
+        self._rows.get(kind, {}).pop(key, None)
+
+    def forget(self, kind: str) -> None:
+        """Forgets all rows of a kind."""
+        self._rows.pop(kind, None)
 
     def clear(self) -> None:
         """Forgets everything."""

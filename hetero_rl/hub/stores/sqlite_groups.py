@@ -1,6 +1,7 @@
 """Statements on the run, its prompt groups and their leases."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -37,6 +38,12 @@ def _group_row(row: Row) -> GroupRow:
     return GroupRow(**values)
 
 
+@functools.lru_cache(maxsize=1024)
+def _indices(text: str) -> tuple[int, ...]:
+    """Sample indices of a lease: nearly all leases are of whole groups of one size."""
+    return tuple(json.loads(text))
+
+
 def _lease_row(row: Row) -> LeaseRow:
     return LeaseRow(
         lease_id=row[0],
@@ -45,7 +52,7 @@ def _lease_row(row: Row) -> LeaseRow:
         worker_epoch=row[3],
         attempt=row[4],
         min_weight_version=row[5],
-        sample_indices=tuple(json.loads(row[6])),
+        sample_indices=_indices(row[6]),
     )
 
 
@@ -94,6 +101,7 @@ class GroupTables(HubStore):
             group_size=group.group_size,
             min_weight_version=group.min_weight_version,
         )
+        self._journal.cache.drop("group", group.group_id)
         self._journal.execute(_INSERT_GROUP, (getattr(row, name) for name in _GROUP_FIELDS))
         self._journal.execute(
             "INSERT INTO prompts VALUES (?, ?, ?, ?)",
@@ -102,6 +110,9 @@ class GroupTables(HubStore):
 
     def group(self, group_id: str) -> GroupRow | None:
         """See `HubStore`."""
+        return self._journal.cache.get("group", group_id, lambda: self._group(group_id))
+
+    def _group(self, group_id: str) -> GroupRow | None:
         row = self._journal.row(f"{_SELECT_GROUP} WHERE group_id = ?", (group_id,))
         return None if row is None else _group_row(row)
 
@@ -113,12 +124,14 @@ class GroupTables(HubStore):
         )
         if row is None or bulk is None:
             raise ConflictError(f"group {group_id!r} is not in the journal")
+        sampling = decode(SamplingParameters, bulk[1])
+        self._journal.cache.put("sampling", group_id, sampling)
         return PromptGroup(
             group_id=group_id,
             ordinal=row.ordinal,
             prompt_token_ids=Int32Bytes(bulk[0]),
             group_size=row.group_size,
-            sampling=decode(SamplingParameters, bulk[1]),
+            sampling=sampling,
             purpose=row.purpose,
             payload=bulk[2],
             min_weight_version=row.min_weight_version,
@@ -126,6 +139,9 @@ class GroupTables(HubStore):
 
     def sampling(self, group_id: str) -> SamplingParameters:
         """See `HubStore`."""
+        return self._journal.cache.get("sampling", group_id, lambda: self._sampling(group_id))
+
+    def _sampling(self, group_id: str) -> SamplingParameters:
         found = self._journal.row("SELECT sampling FROM prompts WHERE group_id = ?", (group_id,))
         if found is None:
             raise ConflictError(f"group {group_id!r} is not in the journal")
@@ -133,12 +149,16 @@ class GroupTables(HubStore):
 
     def put_group(self, row: GroupRow) -> None:
         """See `HubStore`."""
+        self._journal.cache.drop("group", row.group_id)
         values = (row.attempts, row.admitted_step, row.oldest_step, row.stored, row.group_id)
         changed = self._journal.update(_UPDATE_GROUP_IN_PLACE, (int(row.state), *values, row.step))
         if not changed:
             changed = self._journal.update(_UPDATE_GROUP, (int(row.state), row.step, *values))
         if not changed:
             raise ConflictError(f"group {row.group_id!r} is not in the journal")
+        if row.state is GroupState.LEASED:
+            # Its results are what comes next. The cache holds what the statements above left of the row.
+            self._journal.cache.put("group", row.group_id, row)
 
     def queued_groups(self, purpose: Purpose, limit: int) -> tuple[GroupRow, ...]:
         """See `HubStore`."""
@@ -198,9 +218,13 @@ class GroupTables(HubStore):
                 json.dumps(lease.sample_indices),
             ),
         )
+        self._journal.cache.put("lease", lease.lease_id, lease)
 
     def lease(self, lease_id: str) -> LeaseRow | None:
         """See `HubStore`."""
+        return self._journal.cache.get("lease", lease_id, lambda: self._lease(lease_id))
+
+    def _lease(self, lease_id: str) -> LeaseRow | None:
         row = self._journal.row("SELECT * FROM leases WHERE lease_id = ?", (lease_id,))
         return None if row is None else _lease_row(row)
 
@@ -216,5 +240,6 @@ class GroupTables(HubStore):
 
     def remove_lease(self, lease_id: str) -> None:
         """See `HubStore`."""
+        self._journal.cache.drop("lease", lease_id)
         if not self._journal.update("DELETE FROM leases WHERE lease_id = ?", (lease_id,)):
             raise ConflictError(f"lease {lease_id!r} is not in the journal")

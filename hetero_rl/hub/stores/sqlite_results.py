@@ -69,11 +69,25 @@ class ResultTables(HubStore):
 
     def has_submission(self, submission: SubmissionId) -> bool:
         """See `HubStore`."""
+        if submission.sequence > self._last_sequence(submission):
+            return False
         row = self._journal.row(
             "SELECT 1 FROM submissions WHERE worker_name = ? AND worker_epoch = ? AND sequence = ?",
             (submission.worker_name, submission.worker_epoch, submission.sequence),
         )
         return row is not None
+
+    def _last_sequence(self, submission: SubmissionId) -> int:
+        """Highest sequence number stored of the same worker and epoch; what is above it is new."""
+        key = (submission.worker_name, submission.worker_epoch)
+
+        def read() -> int:
+            row = self._journal.row(
+                "SELECT max(sequence) FROM submissions WHERE worker_name = ? AND worker_epoch = ?", key
+            )
+            return -1 if row is None or row[0] is None else int(row[0])
+
+        return self._journal.cache.get("last sequence", key, read)
 
     def add_submission(
         self,
@@ -84,6 +98,7 @@ class ResultTables(HubStore):
         sequences: Sequence[SequenceRow],
     ) -> None:
         """See `HubStore`."""
+        last = max(self._last_sequence(submission), submission.sequence)
         submission_id = self._journal.execute(
             "INSERT INTO submissions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -97,6 +112,7 @@ class ResultTables(HubStore):
                 batch.generation_seconds,
             ),
         )
+        self._journal.cache.put("last sequence", (submission.worker_name, submission.worker_epoch), last)
         self._journal.execute_many(
             "INSERT INTO sequences VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [

@@ -49,7 +49,11 @@ def member_of(kind: type[_Enum], message: Message, field: str) -> _Enum:
 
 def members_of(kind: type[_Enum], values: Iterable[int], name: str) -> tuple[_Enum, ...]:
     """Reads a repeated closed enum."""
-    return tuple(_member(kind, value, f"{name}[{index}]") for index, value in enumerate(values))
+    try:
+        return tuple(map(kind, values))
+    except ValueError:
+        # Which one it is costs a name for each.
+        return tuple(_member(kind, value, f"{name}[{index}]") for index, value in enumerate(values))
 
 
 def _member(kind: type[_Enum], value: int, name: str) -> _Enum:

@@ -33,7 +33,11 @@ class DataType(enum.IntEnum):
     @property
     def item_size(self) -> int:
         """Bytes per element."""
-        return {1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 2, 7: 4, 8: 8}[self.value]
+        return _ITEM_SIZES[self]
+
+
+# Every column of every message asks.
+_ITEM_SIZES = (0, 1, 2, 4, 8, 2, 2, 4, 8)
 
 
 class WeightEncoding(enum.IntEnum):

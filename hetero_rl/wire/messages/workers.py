@@ -5,6 +5,7 @@ import enum
 import functools
 import hashlib
 import json
+import operator
 from collections.abc import Mapping
 
 __all__ = [
@@ -60,11 +61,12 @@ class NumericsRecord:
     @property
     def numerics_id(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 over the canonical JSON of all fields."""
-        values = tuple(getattr(self, name) for name in _NUMERICS_FIELDS)
+        values = _numerics_values(self)
         return _numerics_id(values, tuple(sorted(self.knobs.items())))
 
 
 _NUMERICS_FIELDS = tuple(field.name for field in dataclasses.fields(NumericsRecord) if field.name != "knobs")
+_numerics_values = operator.attrgetter(*_NUMERICS_FIELDS)
 
 
 @functools.lru_cache(maxsize=256)

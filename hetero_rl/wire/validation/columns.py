@@ -8,6 +8,7 @@ Python objects for every element would cost 20 to 50 ns each. Two other ways loo
   -0, and finite. 0x00 may be +0; lanes tell it from a positive number. Anything else needs a look at the number itself.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -29,7 +30,7 @@ def first_not_below(column: bytes, bound: int) -> int | None:
         column: int32 elements.
         bound: 1 to 2^31.
     """
-    distance = int.from_bytes((2**31 - bound).to_bytes(4, "little") * _LANES, "little")
+    distance = _distance(bound)
     for start in range(0, len(column), _BLOCK_BYTES):
         block = column[start : start + _BLOCK_BYTES]
         lanes = int.from_bytes(block, "little")
@@ -40,6 +41,12 @@ def first_not_below(column: bytes, bound: int) -> int | None:
             )
             return start // 4 + inside
     return None
+
+
+@functools.lru_cache(maxsize=16)
+def _distance(bound: int) -> int:
+    """Lanes that hold 2^31 - bound: a run has one vocabulary."""
+    return int.from_bytes((2**31 - bound).to_bytes(4, "little") * _LANES, "little")
 
 
 def first_not_log_prob(column: bytes) -> int | None:

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from hetero_rl.errors import DamagedError, DiskFullError, StorageError
-from hetero_rl.hub.stores.records import WorkerRow
+from hetero_rl.hub.stores.records import GroupState, LeaseRow, WorkerRow
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
 from hetero_rl.wire.messages import WorkerState
 
@@ -35,6 +35,51 @@ class TestTransactions:
         with store.nested():
             store.count("after")
         assert store.counters() == {"after": 1, "before": 1}
+
+    def test_leases_and_groups_are_what_they_were_before_an_undone_part(self, store, rows):
+        store.add_group(rows.prompt())
+        queued = store.group("g0")
+        leased = dataclasses.replace(queued, state=GroupState.LEASED, attempts=1)
+        lease = LeaseRow(
+            lease_id="l",
+            group_id="g0",
+            worker_name="w1",
+            worker_epoch=1,
+            attempt=1,
+            min_weight_version=1,
+            sample_indices=(0, 1),
+        )
+        with contextlib.suppress(KeyError), store.nested():
+            store.add_lease(lease)
+            store.put_group(leased)
+            assert (store.lease("l"), store.group("g0")) == (lease, leased)
+            raise KeyError
+        assert (store.lease("l"), store.group("g0")) == (None, queued)
+        store.add_lease(lease)
+        store.put_group(leased)
+        store.commit()
+        store.begin()
+        store.remove_lease("l")
+        assert store.lease("l") is None
+        store.rollback()
+        store.begin()
+        assert (store.lease("l"), store.group("g0")) == (lease, leased)
+
+    def test_an_undone_submission_is_new_again_and_those_before_it_are_not(self, store, rows):
+        store.add_group(rows.prompt())
+        store.add_group(rows.prompt("g1", 1))
+        known = rows.submit(store, number=5)
+        undone = dataclasses.replace(known, sequence=9)
+        with contextlib.suppress(KeyError), store.nested():
+            rows.submit(store, number=9, group_id="g1")
+            assert store.has_submission(undone)
+            raise KeyError
+        assert not store.has_submission(undone)
+        assert store.has_submission(known)
+        assert not store.has_submission(dataclasses.replace(known, sequence=4))
+        rows.submit(store, number=4, group_id="g1")
+        assert store.has_submission(dataclasses.replace(known, sequence=4))
+        assert store.has_submission(known)
 
     def test_what_was_read_before_is_forgotten_when_it_is_undone(self, store, rows):
         worker = WorkerRow(request=rows.join, worker_epoch=1, state=WorkerState.ACTIVE)

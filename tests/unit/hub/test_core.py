@@ -114,6 +114,30 @@ async def test_a_refused_call_is_undone_alone_and_counted():
         assert await core.run(counters) == {"a": 2, "refused_lease_lost": 1}
 
 
+def bump_or_refuse(context, name):
+    if name == "bad":
+        return refuse(context)
+    context.notify(Topic.WORK)
+    return bump(context, name)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_one_refused_of_several_is_undone_alone_and_the_others_count_once(kind, tmp_path):
+    store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "journal.sqlite")
+    async with running_core(store) as core:
+        first, refused, second, again = await core.run_each(bump_or_refuse, ["a", "bad", "a", "bad"])
+        assert (first, second) == (1, 2)
+        assert (refused.reason, again.reason) == ("LEASE_LOST", "LEASE_LOST")
+        assert await core.run(counters) == {"a": 2, "refused_lease_lost": 2}
+
+
+async def test_several_of_which_one_is_refused_still_wake_who_waits():
+    async with running_core(MemoryStore()) as core:
+        before = core.board.generation(Topic.WORK)
+        await core.run_each(bump_or_refuse, ["a", "bad"])
+        assert core.board.generation(Topic.WORK) > before
+
+
 async def test_a_fault_of_one_handler_reaches_its_caller_and_the_core_goes_on():
     async with running_core(MemoryStore()) as core:
         with pytest.raises(ZeroDivisionError):

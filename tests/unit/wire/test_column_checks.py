@@ -43,6 +43,30 @@ def test_the_check_of_ids_agrees_with_comparing_each(ids, bound):
     assert first_not_below(int32_column(ids), bound) == expected
 
 
+@pytest.mark.parametrize(
+    "bound", [1, 255, 256, 257, 65_535, 65_536, 131_072, 151_936, 2**24 - 1, 2**24, 2**24 + 1]
+)
+@pytest.mark.parametrize("few", [1, 3, 200])
+def test_ids_next_to_the_bound_are_told_apart_among_many_small_ones(bound, few):
+    small = [0] * 100 + [bound // 2] * 100
+    column = int32_column([*small, *[bound - 1] * few, *small])
+    assert first_not_below(column, bound) is None
+    for wrong in (bound, bound + 1, bound | 0xFF, 2**24, -1):
+        if not 0 <= wrong < bound:
+            column = int32_column([*small, *[bound - 1] * few, wrong, *small, wrong])
+            assert first_not_below(column, bound) == 200 + few
+
+
+@settings(max_examples=100, deadline=None)
+@given(bound=st.integers(1, 2**24 + 2), distances=st.lists(st.integers(-3, 300), max_size=4))
+def test_the_check_of_a_vocabulary_agrees_with_comparing_each(bound, distances):
+    ids = [0] * 300
+    for place, distance in enumerate(distances):
+        ids[70 * place] = bound - distance
+    expected = next((i for i, value in enumerate(ids) if not 0 <= value < bound), None)
+    assert first_not_below(int32_column(ids), bound) == expected
+
+
 def test_both_zeros_and_negative_numbers_are_log_probabilities():
     assert first_not_log_prob(float32_column([-0.5, 0.0, -0.0, -1e-38, -3e38])) is None
 
