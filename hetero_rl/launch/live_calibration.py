@@ -30,7 +30,7 @@ from hetero_rl.launch.calibration import assemble, prepare
 from hetero_rl.launch.hub_access import connect_fleet
 from hetero_rl.trainer.snapshots import Snapshot
 from hetero_rl.weights.encodings import supported_encodings
-from hetero_rl.weights.full import StagedVersion, stage_full
+from hetero_rl.weights.full import StagedVersion, stage_full, unpack_full
 from hetero_rl.wire.clients import WeightClient
 from hetero_rl.wire.credentials import channel_credentials
 from hetero_rl.wire.messages import (
@@ -135,12 +135,13 @@ def fetch_weights(address: str, config: Config, directory: Path) -> tuple[Weight
 
 
 async def _fetched(port: WeightPort, directory: Path) -> "StagedVersion | HeldWeights":
-    encodings = [one for one in supported_encodings() if one is not WeightEncoding.FULL_PLANES]
     held: StagedVersion | HeldWeights | None = None
-    for manifest in await port.get_plan(held_version=0, wanted_version=0, encodings=encodings):
+    for manifest in await port.get_plan(held_version=0, wanted_version=0, encodings=supported_encodings()):
         paths = [await _download(port, blob, directory) for blob in manifest.blobs]
         if manifest.encoding is WeightEncoding.ULP_DELTA and held is not None:
             held = _moved(held, manifest, paths)
+        elif manifest.encoding is WeightEncoding.FULL_PLANES:
+            held = unpack_full(manifest, paths, directory)
         else:
             held = stage_full(manifest, paths)
     if held is None:

@@ -54,10 +54,18 @@ class Baseline:
         anchor_every: Versions from one full copy to the next; 1 makes every version a full copy.
         directory: Where the logs of overwritten values are kept.
         sparsity: Where counts of what changed are written, RUN/weights.jsonl; None writes none.
+        anchor_encoding: Coding of the full copies that follow a delta, FULL_RAW or FULL_PLANES.
     """
 
-    def __init__(self, anchor_every: int, directory: Path, sparsity: Path | None = None) -> None:
+    def __init__(
+        self,
+        anchor_every: int,
+        directory: Path,
+        sparsity: Path | None = None,
+        anchor_encoding: WeightEncoding = WeightEncoding.FULL_RAW,
+    ) -> None:
         self._anchor_every = anchor_every
+        self._anchor_encoding = anchor_encoding
         self._directory = directory
         self._sparsity = sparsity
         self._deltas_wanted = anchor_every > 1 and WeightEncoding.ULP_DELTA in supported_encodings()
@@ -180,6 +188,7 @@ class Baseline:
             version=manifest.version,
             step=manifest.step,
             probe_card=manifest.probe_card,
+            encoding=self._anchor_encoding,
         )
 
     def merged(self, base_version: int, directory: Path) -> EncodedVersion | None:

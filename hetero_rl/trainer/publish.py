@@ -94,7 +94,12 @@ class Publisher:
         shutil.rmtree(directory, ignore_errors=True)  # what an earlier life of the run was uploading
         self._scorer = SnapshotScorer(policy)
         # Empty at first: what the hub holds of an earlier life of the run need not be what this one would build on.
-        self._baseline = Baseline(config.anchor_every, directory / "logs", sparsity)
+        self._baseline = Baseline(
+            config.anchor_every,
+            directory / "logs",
+            sparsity,
+            WeightEncoding[f"FULL_{config.anchor_encoding.upper()}"],
+        )
         self._side_routes = SideRoutes(port, patience)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._under_way: Future[None] | None = None

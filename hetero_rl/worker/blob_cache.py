@@ -45,6 +45,20 @@ class BlobCache:
         self._arriving: dict[str, ArrivingBlob] = {}
         directory.mkdir(parents=True, exist_ok=True)
 
+    @contextlib.contextmanager
+    def room(self) -> Generator[Path]:
+        """The directory, for other files that are named by their digest; `keep_only` decides about them too.
+
+        Raises:
+            StorageError: They cannot be written.
+        """
+        try:
+            yield self._directory
+        except HeteroRLError:
+            raise
+        except OSError as error:
+            raise _cannot_write(self._directory, error) from error
+
     async def fetch(self, blob: BlobReference) -> Path:
         """The file of a blob, downloaded when it is not there. Whoever reads it checks the digest.
 
@@ -164,5 +178,9 @@ def _appended(path: Path) -> Generator[BinaryIO, None, None]:
     except HeteroRLError:
         raise
     except OSError as error:
-        kind = DiskFullError if error.errno == errno.ENOSPC else StorageError
-        raise kind(f"cannot write {path}: {error}") from error
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> StorageError:
+    kind = DiskFullError if error.errno == errno.ENOSPC else StorageError
+    return kind(f"cannot write {path}: {error}")

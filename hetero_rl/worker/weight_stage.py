@@ -14,11 +14,12 @@ import logging
 import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from hetero_rl.errors import DamagedError, StorageError
 from hetero_rl.weights.encodings import supported_encodings
-from hetero_rl.weights.full import StagedVersion, stage_full
+from hetero_rl.weights.full import StagedVersion, stage_full, unpack_full
 from hetero_rl.weights.seconds import StageSeconds
 from hetero_rl.wire.messages import BlobReference, DataType, WeightEncoding, WeightManifest, WeightSync
 from hetero_rl.worker.arriving import ArrivingBlob
@@ -35,9 +36,7 @@ __all__ = ["ENCODINGS", "Progress", "WeightStage"]
 
 _logger = logging.getLogger(__name__)
 
-ENCODINGS = tuple(
-    encoding for encoding in supported_encodings() if encoding is not WeightEncoding.FULL_PLANES
-)
+ENCODINGS = supported_encodings()
 """Encodings of weight versions that a worker decodes."""
 
 
@@ -105,7 +104,9 @@ class WeightStage:
         self._session = session
         self._cache = cache
         self._blobs: tuple[BlobReference, ...] = ()
-        """Blobs of the version staged last: of its full copy and of every delta since."""
+        """Blobs of the version staged last: of its full copy, raw as well if it came coded, and of every delta since."""
+        self._unpacked: tuple[BlobReference, ...] = ()
+        """Raw blobs of the full copy that the present way went through, if it came coded."""
         self.held: Held | None = None
         self.fallbacks = 0
         """How often something was damaged, so that the next version had to begin at a full copy."""
@@ -150,6 +151,7 @@ class WeightStage:
     async def _follow(self, plan: Sequence[WeightManifest], start: "Held | None") -> "Held":
         """Goes through a plan while its blobs arrive."""
         self.progress.note(plan)
+        self._unpacked = ()
         blobs = tuple(blob for manifest in plan for blob in manifest.blobs)
         with self._cache.arriving(blobs) as sources:
             fetching = asyncio.create_task(self._fetch(blobs))
@@ -163,7 +165,7 @@ class WeightStage:
                 await _end(fetching, applying, sources)  # before a look at what the thread has left
                 self._note_failure(plan, start, error)
                 raise
-        self._blobs = blobs if _is_full(plan[0]) else self._blobs + blobs
+        self._blobs = self._unpacked + blobs if _is_full(plan[0]) else self._blobs + blobs
         return applying.result()
 
     async def _fetch(self, blobs: Sequence[BlobReference]) -> None:
@@ -215,9 +217,18 @@ class WeightStage:
     def _through(
         self, held: "Held | None", manifest: WeightManifest, arriving: Sequence[ArrivingBlob]
     ) -> "Held":
+        if manifest.encoding is WeightEncoding.FULL_PLANES:
+            return self._unpack(manifest, [blob.path() for blob in arriving])
         if _is_full(manifest):
             return stage_full(manifest, [blob.path() for blob in arriving], self.progress.stages)
         return _applied(held, manifest, arriving, self.progress.stages)
+
+    def _unpack(self, manifest: WeightManifest, paths: Sequence[Path]) -> StagedVersion:
+        """Raw files beside the coded ones: these are what a worker that starts again is told to fetch."""
+        with self._cache.room() as directory, self.progress.stages.decoding():
+            staged = unpack_full(manifest, paths, directory)
+        self._unpacked = staged.manifest.blobs
+        return staged
 
 
 async def _end(

@@ -114,7 +114,9 @@ class Site:
         self.address, self.directory, self.trainer = address, directory, trainer
         self.fetched = []
 
-    async def open(self, *, resume_step=0, anchor_every=16, port=None, trainer=None, model_files=()):
+    async def open(
+        self, *, resume_step=0, anchor_every=16, port=None, trainer=None, model_files=(), anchors="raw"
+    ):
         """A trainer that opens the run; returns its publisher."""
         request = dataclasses.replace(REQUEST, resume_step=resume_step, model_files=model_files)
         trainer = trainer or self.trainer
@@ -122,7 +124,7 @@ class Site:
         return Publisher(
             types.SimpleNamespace(twin=lambda: None),
             port or trainer,
-            WeightsConfig(anchor_every=anchor_every),
+            WeightsConfig(anchor_every=anchor_every, anchor_encoding=anchors),
             probes=(),
             latest_version=grant.latest_weight_version,
             directory=self.directory / f"outgoing-{grant.trainer_epoch}",
