@@ -61,7 +61,7 @@ async def test_the_model_comes_from_the_hub_and_its_digests_go_into_join(hub, fl
     await fleet.serve()
     (request,) = hub.joins
     assert request.model_digests == hub.digests
-    assert request.capabilities.weight_encodings == (1, 3)
+    assert request.capabilities.weight_encodings == (1, 2, 3)
     (model_dir,) = (fleet.cache_dir / "models").iterdir()
     assert {path.name for path in model_dir.iterdir()} == {"config.json", "vocab.txt"}
 
