@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ from hetero_rl.bench.overlap_real import run_for_real
 from hetero_rl.bench.schema import BenchReport, Figure
 from hetero_rl.bench.trainer import Shapes, save_model
 from hetero_rl.config.tree import Config, WeightsConfig
-from hetero_rl.tasks import Grade
+from hetero_rl.tasks import Grade, PendingGrades
 from hetero_rl.trainer.loop import TrainingLoop
 from hetero_rl.trainer.patience import Patience, StopSignal
 from hetero_rl.trainer.policy import load_policy
@@ -59,8 +60,10 @@ class _Idle:
     def feed(self, step: int) -> None:
         del step
 
-    def grade(self, requests: Sequence[object]) -> list[Grade]:
-        return [Grade(1.0) for _ in requests]
+    def submit(self, requests: Sequence[object]) -> PendingGrades:
+        grades: Future[list[Grade]] = Future()
+        grades.set_result([Grade(1.0) for _ in requests])
+        return PendingGrades((grades,))
 
     def decode(self, ids: object) -> str:
         return str(ids)
@@ -137,6 +140,7 @@ def _loop(schedule: Schedule, hub: SimulatedHub, directory: Path, waits: _Waits)
         idle,
         idle,
         idle,
+        groups_per_step=schedule.groups_per_step,
         consumed=consumed,
         max_lag=schedule.max_lag,
         vocabulary_size=_SHAPES.vocabulary,

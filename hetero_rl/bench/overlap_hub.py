@@ -1,7 +1,7 @@
 """A schedule of simulated work, and a hub with workers that follow it.
 
     slots (threads)                                      training loop
-    wait for the gate ─► sleep ─► finished  ───────────► take_batch, by the hub's own rule
+    wait for the gate ─► sleep ─► finished  ───────────► take_batch_ahead, by the hub's own rule
             ▲                                                  │
             └────────────── publish_version opens the gate ◄───┘
 
@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ import torch
 from hetero_rl.bench.overlap_gate import least_wall, taken_groups
 from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.messages import (
+    BatchProgress,
     FinishedGroup,
     FinishReason,
     PromptGroup,
@@ -102,15 +103,28 @@ class SimulatedHub:
         for thread in self._threads:
             thread.join()
 
-    def take_batch(self, step: int, wait: float) -> tuple[FinishedGroup, ...] | None:
-        """The groups of a step, as the real hub chooses them; None after `wait` seconds without."""
+    def take_batch_ahead(
+        self, step: int, wait: float, *, held: Collection[str], at_least: int
+    ) -> BatchProgress:
+        """The groups of a step, as the real hub chooses them, or finished ones ahead of their step."""
         with self._changed:
-            self._changed.wait_for(lambda: self._batch_of(step) is not None, wait)
-            groups = self._batch_of(step)
-            if groups is None:
-                return None
-            self._taken.update(groups)
-            return tuple(_group(index, self._versions[index], self._published) for index in groups)
+            self._changed.wait_for(lambda: self._may_answer(step, held, at_least), wait)
+            batch = self._batch_of(step)
+            if batch is not None:
+                self._taken.update(batch)
+                names = tuple(map(_name, batch))
+                return BatchProgress(names, self._read(i for i in batch if _name(i) not in held))
+            return BatchProgress(None, self._read(self._waiting(held)))
+
+    def _may_answer(self, step: int, held: Collection[str], at_least: int) -> bool:
+        return len(self._waiting(held)) >= at_least or self._batch_of(step) is not None
+
+    def _waiting(self, held: Collection[str]) -> list[int]:
+        finished = sorted(self._versions.keys() - self._taken)
+        return [index for index in finished if _name(index) not in held]
+
+    def _read(self, groups: Iterable[int]) -> tuple[FinishedGroup, ...]:
+        return tuple(_group(index, self._versions[index], self._published) for index in groups)
 
     def _batch_of(self, step: int) -> tuple[int, ...] | None:
         size, max_lag = self._schedule.groups_per_step, self._schedule.max_lag
@@ -153,9 +167,13 @@ class SimulatedHub:
                 self._changed.notify_all()
 
 
+def _name(index: int) -> str:
+    return f"train-{index:08d}"
+
+
 def _group(index: int, version: int, steps: dict[int, int]) -> FinishedGroup:
     batch = TrajectoryBatch(
-        group_id=f"train-{index:08d}",
+        group_id=_name(index),
         sample_indices=(0,),
         lengths=(2,),
         token_ids=int32_column([3, 4]),

@@ -12,7 +12,7 @@ import difflib
 
 from hetero_rl.config.tree import TaskConfig
 from hetero_rl.errors import TaskError
-from hetero_rl.tasks.grading import Grade, Grader, GradeRequest, GradingOutcome
+from hetero_rl.tasks.grading import Grade, Grader, GradeRequest, GradingOutcome, PendingGrades
 from hetero_rl.tasks.prompts import PromptEncoder
 from hetero_rl.tasks.task import Task, TaskItem
 
@@ -21,6 +21,7 @@ __all__ = [
     "GradeRequest",
     "Grader",
     "GradingOutcome",
+    "PendingGrades",
     "PromptEncoder",
     "Task",
     "TaskItem",

@@ -1,17 +1,20 @@
 """Rewards from grader processes: model text is hostile, so nothing of it is judged in the trainer.
 
-    grade() threads ──item──► idle processes (queue) ──frame──► grader process: scorer, under kernel limits
-           ▲                        ▲                                │ reward in time ──► back to idle
-           └──── Grade ─────────────┴── fresh process ◄── kill ◄─────┘ too late or dead ──► reward 0, counted
+    submit() ──bundle──► threads ──► idle processes (queue) ──frame──► grader process: scorer, under kernel limits
+                            ▲               ▲                            │ a reply for each, in time ──► back to idle
+     PendingGrades ◄────────┘               └── fresh process ◄── kill ◄─┘ too late or dead ──► reward 0, counted
 
-A thread that calls `grade` takes an idle process, or waits for one; it alone talks to it until it hands it back.
-`close` takes every process out of the queue, so it waits for calls under way, at most one time limit each.
+A bundle holds completions of one prompt and goes in one frame; each of them is answered, and limited in time, by itself. A
+prompt's completions are one bundle, or as many as there are idle processes. What a process that died or hung had not answered but
+for the one at fault goes to a fresh one. A thread takes an idle process, or waits for one; it alone talks to it until it hands it
+back. `close` takes every process out of the queue, so it waits for completions under way, at most one time limit each.
 Messages are length-prefixed JSON over a socket pair; standard input is closed, the environment is cut down.
 """
 
 import dataclasses
 import enum
 import functools
+import itertools
 import logging
 import os
 import queue
@@ -20,18 +23,20 @@ import subprocess  # ruff: ignore[suspicious-subprocess-import] arguments are a 
 import sys
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
 from hetero_rl.errors import TaskError
 from hetero_rl.tasks.frames import FrameError, receive_frame, send_frame
 
-__all__ = ["Grade", "GradeRequest", "Grader", "GradingOutcome"]
+__all__ = ["Grade", "GradeRequest", "Grader", "GradingOutcome", "PendingGrades"]
 
 START_SECONDS = 120.0
 """How long a grader process may take to import its libraries on a busy machine."""
+_FRAME_CHARACTERS = 2**20
+"""Of completions in one frame: at most twelve times as many bytes as JSON, below the limit of a frame."""
 _logger = logging.getLogger(__name__)
 
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR", "HOME")
@@ -75,6 +80,17 @@ class Grade:
         return self.reward >= 1.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PendingGrades:
+    """Grades that are being made."""
+
+    _parts: "tuple[Future[list[Grade]], ...]"
+
+    def result(self) -> list[Grade]:
+        """Waits for them, in the order of the requests; raises TaskError as `Grader.grade` does."""
+        return [grade for part in self._parts for grade in part.result()]
+
+
 class Grader:
     """A pool of grader processes with one scorer. Safe to use from several threads.
 
@@ -104,7 +120,7 @@ class Grader:
         self._size = processes
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._idle: queue.Queue[_GraderProcess] = queue.Queue()
         for _ in range(processes):
             self._idle.put(_GraderProcess(self._setup))
@@ -116,12 +132,18 @@ class Grader:
         Raises:
             TaskError: If a grader process cannot start, with its reason, or the grader is closed.
         """
-        if self._closed:
+        return self.submit(requests).result()
+
+    def submit(self, requests: Sequence[GradeRequest]) -> PendingGrades:
+        """Begins to grade completions; those of one prompt that follow each other go to a process together.
+
+        Raises:
+            TaskError: If the grader is closed.
+        """
+        if self._closed.is_set():
             raise TaskError("this grader is closed")
-        grades = list(self._threads.map(self._grade_one, requests))
-        with self._lock:
-            self._counts.update(grade.outcome.value for grade in grades)
-        return grades
+        bundles = _bundles(requests, max(1, self._idle.qsize()))
+        return PendingGrades(tuple(self._threads.submit(self._grade_bundle, bundle) for bundle in bundles))
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -132,9 +154,9 @@ class Grader:
     def close(self) -> None:
         """Ends the processes. Safe to repeat."""
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 return
-            self._closed = True
+            self._closed.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for _ in range(self._size):
             self._idle.get().end()
@@ -147,16 +169,26 @@ class Grader:
     ) -> None:
         self.close()
 
-    def _grade_one(self, request: GradeRequest) -> Grade:
-        process = self._idle.get()
-        try:
-            grade = process.grade(request, self._time_limit)
-        except BaseException:
-            self._idle.put(self._replace(process))
-            raise
-        usable = grade.outcome in {GradingOutcome.GRADED, GradingOutcome.FAILED}
-        self._idle.put(process if usable else self._replace(process))
-        return grade
+    def _grade_bundle(self, bundle: Sequence[GradeRequest]) -> list[Grade]:
+        """Grades completions of one prompt, with as many processes one after another as it takes."""
+        grades: list[Grade] = []
+        while len(grades) < len(bundle):
+            if self._closed.is_set():
+                raise TaskError("this grader is closed")
+            process = self._idle.get()
+            usable = False
+            try:
+                for grade in process.grade(bundle[len(grades) :], self._time_limit):
+                    grades.append(grade)
+                    usable = grade.outcome in {GradingOutcome.GRADED, GradingOutcome.FAILED}
+                    if self._closed.is_set() and len(grades) < len(bundle):
+                        usable = False  # it is at what nobody wants any more
+                        break
+            finally:
+                self._idle.put(process if usable else self._replace(process))
+        with self._lock:
+            self._counts.update(grade.outcome.value for grade in grades)
+        return grades
 
     def _replace(self, process: "_GraderProcess") -> "_GraderProcess":
         process.end()
@@ -181,18 +213,38 @@ class _GraderProcess:
         self._ready = False
         send_frame(self._connection, setup)
 
-    def grade(self, request: GradeRequest, time_limit: float) -> Grade:
-        """Grades one completion; the outcome says when the process is no longer of use."""
+    def grade(self, requests: Sequence[GradeRequest], time_limit: float) -> Iterator[Grade]:
+        """Grades completions of one prompt, each within the time limit.
+
+        Yields:
+            A grade for each; none after one whose outcome says that the process is no longer of use.
+        """
         self._await_ready()
-        message = {"payload": request.payload.decode(), "completion": request.completion}
+        completions = [request.completion for request in requests]
+        for frame in _by_characters(completions):
+            message = {"payload": requests[0].payload.decode(), "completions": frame}
+            try:
+                self._connection.settimeout(time_limit)
+                send_frame(self._connection, message)
+            except TimeoutError:
+                yield _too_late(time_limit)
+                return
+            except FrameError as error:
+                yield _crashed(error)
+                return
+            for _ in frame:
+                grade = self._next_grade(time_limit)
+                yield grade
+                if grade.outcome in {GradingOutcome.TIMED_OUT, GradingOutcome.CRASHED}:
+                    return
+
+    def _next_grade(self, time_limit: float) -> Grade:
         try:
-            self._connection.settimeout(time_limit)
-            send_frame(self._connection, message)
             reply = receive_frame(self._connection, time_limit)
         except TimeoutError:
-            return Grade(0.0, GradingOutcome.TIMED_OUT, f"no reward within {time_limit:g} s")
+            return _too_late(time_limit)
         except FrameError as error:
-            return Grade(0.0, GradingOutcome.CRASHED, f"the grader process died: {error}")
+            return _crashed(error)
         if "error" in reply:
             return Grade(0.0, GradingOutcome.FAILED, reply["error"])
         return Grade(float(reply["reward"]))
@@ -219,6 +271,37 @@ class _GraderProcess:
         if not reply.get("confined"):
             _warn_unconfined()
         self._ready = True
+
+
+def _too_late(time_limit: float) -> Grade:
+    return Grade(0.0, GradingOutcome.TIMED_OUT, f"no reward within {time_limit:g} s")
+
+
+def _crashed(error: FrameError) -> Grade:
+    return Grade(0.0, GradingOutcome.CRASHED, f"the grader process died: {error}")
+
+
+def _bundles(requests: Sequence[GradeRequest], idle: int) -> Iterator[Sequence[GradeRequest]]:
+    """Neighbours with one prompt, cut into parts where there are fewer prompts than idle processes."""
+    prompts = [list(same) for _, same in itertools.groupby(requests, lambda request: request.payload)]
+    parts = max(1, idle // max(1, len(prompts)))
+    for same in prompts:
+        length = -(-len(same) // parts)
+        yield from (same[start : start + length] for start in range(0, len(same), length))
+
+
+def _by_characters(completions: Iterable[str]) -> Iterator[list[str]]:
+    """Completions that go in one frame; one that is longer than a frame's share goes alone."""
+    frame: list[str] = []
+    characters = 0
+    for completion in completions:
+        if frame and characters + len(completion) > _FRAME_CHARACTERS:
+            yield frame
+            frame, characters = [], 0
+        frame.append(completion)
+        characters += len(completion)
+    if frame:
+        yield frame
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """One grader process: `python -m hetero_rl.tasks.grading_process FD`, started by `hetero_rl.tasks.grading`.
 
 FD is its end of a socket pair. The first frame says which scorer to load and the limits; the answer is
-{"ready": true, "confined": whether system calls were taken away} or {"error": ...}. Then each frame {"payload", "completion"} is answered by {"reward": number} or {"error": text}.
+{"ready": true, "confined": whether system calls were taken away} or {"error": ...}. Then each frame {"payload", "completions"} is
+answered by a frame for each completion, as soon as it is graded: {"reward": number} or {"error": text}.
 The process ends when the other side closes, and the kernel ends it when it takes more than its share.
 """
 
@@ -9,7 +10,6 @@ import math
 import resource
 import socket
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from hetero_rl.tasks.confinement import confine
@@ -36,13 +36,19 @@ def main(file_descriptor: int) -> None:
                 request = receive_frame(connection)
             except FrameError:
                 return
-            _limit_processor_time(setup["time_limit"])
-            send_frame(connection, _grade(score, request))
+            payload = request["payload"].encode()
+            for completion in request["completions"]:
+                _limit_processor_time(setup["time_limit"])
+                reply = _grade(score, payload, completion)
+                try:
+                    send_frame(connection, reply)
+                except FrameError:
+                    return
 
 
-def _grade(score: Scorer, request: Mapping[str, Any]) -> dict[str, Any]:
+def _grade(score: Scorer, payload: bytes, completion: str) -> dict[str, Any]:
     try:
-        reward = score(request["payload"].encode(), request["completion"])
+        reward = score(payload, completion)
     except Exception as error:  # ruff: ignore[blind-except] hostile text may make a scorer raise anything; it earns 0 and is counted
         return {"error": f"{type(error).__name__}: {error}"[:500]}
     if not math.isfinite(reward):

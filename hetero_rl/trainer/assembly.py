@@ -99,6 +99,7 @@ def assemble(
         feeder,
         grader,
         local.model.encoder,
+        groups_per_step=config.trainer.groups_per_step,
         consumed=consumed,
         max_lag=config.staleness.max_lag,
         vocabulary_size=local.model.policy.vocabulary_size,

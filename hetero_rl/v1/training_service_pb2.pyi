@@ -69,14 +69,18 @@ class EnqueueGroupsResponse(_message.Message):
     def __init__(self, accepted: _Optional[int] = ..., credits: _Optional[int] = ...) -> None: ...
 
 class TakeBatchRequest(_message.Message):
-    __slots__ = ("trainer_epoch", "step", "wait")
+    __slots__ = ("trainer_epoch", "step", "wait", "groups_ahead", "held_group_ids")
     TRAINER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    HELD_GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
     trainer_epoch: int
     step: int
     wait: _duration_pb2.Duration
-    def __init__(self, trainer_epoch: _Optional[int] = ..., step: _Optional[int] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    groups_ahead: int
+    held_group_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, trainer_epoch: _Optional[int] = ..., step: _Optional[int] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., groups_ahead: _Optional[int] = ..., held_group_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FinishedGroup(_message.Message):
     __slots__ = ("group", "batches", "version_steps", "worker_names", "backends")
@@ -100,10 +104,14 @@ class FinishedGroup(_message.Message):
     def __init__(self, group: _Optional[_Union[_work_pb2.PromptGroup, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[_trajectory_pb2.TrajectoryBatch, _Mapping]]] = ..., version_steps: _Optional[_Mapping[int, int]] = ..., worker_names: _Optional[_Iterable[str]] = ..., backends: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TakeBatchResponse(_message.Message):
-    __slots__ = ("group",)
+    __slots__ = ("group", "held_group_id", "ahead")
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    HELD_GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     group: FinishedGroup
-    def __init__(self, group: _Optional[_Union[FinishedGroup, _Mapping]] = ...) -> None: ...
+    held_group_id: str
+    ahead: bool
+    def __init__(self, group: _Optional[_Union[FinishedGroup, _Mapping]] = ..., held_group_id: _Optional[str] = ..., ahead: bool = ...) -> None: ...
 
 class TakeEvaluationRequest(_message.Message):
     __slots__ = ("trainer_epoch", "group_ids", "wait")

@@ -8,7 +8,7 @@ freed by the deadline or by `close`, after which it gets `UnreachableError`. Mes
 other input: `InvalidMessageError` means that the hub speaks another dialect.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,6 +35,7 @@ from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
 from hetero_rl.wire.convert import fields, fleet, run, trajectories, weights, work
 from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
+    BatchProgress,
     BlobReference,
     DataType,
     EnqueueReceipt,
@@ -147,6 +148,21 @@ class TrainingClient(_BlockingClient):
         )
         return self._take(self._bulk_stub.TakeBatch, request, "TakeBatch", wait)
 
+    def take_batch_ahead(
+        self, step: int, wait: float, *, held: Collection[str], at_least: int
+    ) -> BatchProgress:
+        """As `take_batch`, but reads groups ahead of their batch; see `TrainingPort`."""
+        request = training_service_pb2.TakeBatchRequest(
+            trainer_epoch=self._epoch,
+            step=step,
+            wait=fields.duration_to_proto(wait),
+            groups_ahead=at_least,
+            held_group_ids=held,
+        )
+        deadline = wait + self._deadlines.stream
+        responses = self._stream(self._bulk_stub.TakeBatch, request, "TakeBatch", deadline)
+        return _progress(responses, held)
+
     def take_evaluation(self, group_ids: Sequence[str], wait: float) -> tuple[FinishedGroup, ...] | None:
         """Finished evaluation groups; None when some are missing after `wait` seconds."""
         request = training_service_pb2.TakeEvaluationRequest(
@@ -242,6 +258,26 @@ class TrainingClient(_BlockingClient):
             raise UnreachableError(
                 f"PutBlob at {self._address} ended with {response.held_bytes} of {upload.blob.size} bytes held"
             )
+
+
+def _progress(responses: Sequence[Any], held: Collection[str]) -> BatchProgress:
+    """What a hub answered; an older one sends whole batches and names nothing."""
+    ahead = [response.ahead for response in responses]
+    if any(ahead) and not all(ahead):
+        raise invalid("TakeBatchResponse.ahead", "is set for a part of the answer")
+    names, groups = [], []
+    for response in responses:
+        if response.held_group_id and not response.HasField("group"):
+            if response.held_group_id not in held:
+                raise invalid(
+                    "TakeBatchResponse.held_group_id", f"{response.held_group_id!r} is not held here"
+                )
+            names.append(response.held_group_id)
+            continue
+        fields.require(response, "group")
+        groups.append(trajectories.finished_group_from_proto(response.group))
+        names.append(groups[-1].group.group_id)
+    return BatchProgress(None if any(ahead) or not names else tuple(names), tuple(groups))
 
 
 def _by_size(messages: Sequence[Any]) -> Iterator[list[Any]]:

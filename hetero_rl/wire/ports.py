@@ -4,11 +4,12 @@ Every method raises `RefusedError` (the hub said no), `FencedError` (a newer inc
 `UnreachableError` (no answer within the deadline). None of them retries; who calls decides that.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from typing import Protocol
 
 from hetero_rl.errors import HeteroRLError
 from hetero_rl.wire.messages import (
+    BatchProgress,
     BlobReference,
     EnqueueReceipt,
     Event,
@@ -94,6 +95,18 @@ class TrainingPort(Protocol):
 
     def take_batch(self, step: int, wait: float) -> tuple[FinishedGroup, ...] | None:
         """The batch of optimizer step `step`, counted from 1; None when it is not complete after `wait` seconds."""
+
+    def take_batch_ahead(
+        self, step: int, wait: float, *, held: Collection[str], at_least: int
+    ) -> BatchProgress:
+        """As `take_batch`, but reads groups ahead of their batch: ends when `at_least` not held are finished, too.
+
+        Args:
+            step: The optimizer step, counted from 1.
+            wait: Seconds.
+            held: Groups that were read ahead before; they are named in the batch and not sent again.
+            at_least: At least 1. A hub of an older version sends whole batches only.
+        """
 
     def take_evaluation(self, group_ids: Sequence[str], wait: float) -> tuple[FinishedGroup, ...] | None:
         """Finished evaluation groups; None when some are missing after `wait` seconds."""

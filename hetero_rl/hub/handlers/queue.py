@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from hetero_rl.errors import InvalidMessageError, RefusedError
 from hetero_rl.hub.handlers.admission import Candidate, required_step, select_batch
@@ -16,6 +16,7 @@ __all__ = [
     "enqueue_groups",
     "read_finished_group",
     "take_batch",
+    "take_batch_ahead",
     "take_evaluation",
     "train_credits",
 ]
@@ -91,6 +92,18 @@ def take_batch(context: HubContext, trainer_epoch: int, step: int) -> tuple[str,
         if row.state is not GroupState.TAKEN:
             context.store.put_group(dataclasses.replace(row, state=GroupState.TAKEN))
     return tuple(row.group_id for row in assigned)
+
+
+def take_batch_ahead(
+    context: HubContext, trainer_epoch: int, step: int, held: Container[str]
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether the batch of a step is complete, and its groups; before, groups not held that wait for their batch."""
+    batch = take_batch(context, trainer_epoch, step)
+    if batch is not None:
+        return True, batch
+    waiting = context.store.unassigned_training_groups()
+    finished = (row.group_id for row in waiting if row.state is GroupState.FINISHED)
+    return False, tuple(group_id for group_id in finished if group_id not in held)
 
 
 def _assign(context: HubContext, run: RunRecord, step: int) -> tuple[GroupRow, ...]:

@@ -17,6 +17,7 @@ from hetero_rl.hub.handlers.queue import (
     enqueue_groups,
     read_finished_group,
     take_batch,
+    take_batch_ahead,
     take_evaluation,
 )
 from hetero_rl.hub.handlers.retention import commit_checkpoint, prune_some
@@ -75,6 +76,9 @@ class TrainingServicer:
     @refusing
     async def TakeBatch(self, request: pb.TakeBatchRequest, context: RpcContext) -> None:
         """See the protocol."""
+        if request.groups_ahead:
+            await self._stream_ahead(request, context)
+            return
 
         async def attempt(_repeated: bool) -> tuple[str, ...] | None:
             return await self.core.run(take_batch, request.trainer_epoch, request.step)
@@ -104,6 +108,25 @@ class TrainingServicer:
         for group_id in group_ids or ():
             group = await self.core.run(read_finished_group, group_id)
             await context.write(response(group=trajectories.finished_group_to_proto(group)))
+
+    async def _stream_ahead(self, request: pb.TakeBatchRequest, context: RpcContext) -> None:
+        held, enough = frozenset(request.held_group_ids), request.groups_ahead
+
+        async def attempt(_repeated: bool) -> tuple[bool, tuple[str, ...]]:
+            return await self.core.run(take_batch_ahead, request.trainer_epoch, request.step, held)
+
+        wait = min(unpack(fields.seconds_of, request, field="wait"), _MOST_SECONDS)
+        complete, group_ids = await poll(
+            self.core, Topic.RESULTS, wait, attempt, lambda found: found[0] or len(found[1]) >= enough
+        )
+        if complete:
+            record_groups("taken", group_ids)
+        for group_id in group_ids:
+            if complete and group_id in held:
+                await context.write(pb.TakeBatchResponse(held_group_id=group_id))
+                continue
+            group = trajectories.finished_group_to_proto(await self.core.run(read_finished_group, group_id))
+            await context.write(pb.TakeBatchResponse(group=group, ahead=not complete))
 
     @refusing
     async def CommitStep(self, request: pb.CommitStepRequest, context: RpcContext) -> pb.CommitStepResponse:

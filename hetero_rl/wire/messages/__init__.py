@@ -30,6 +30,7 @@ from hetero_rl.wire.messages.run import (
     SubmissionReceipt,
 )
 from hetero_rl.wire.messages.trajectories import (
+    BatchProgress,
     Disposition,
     FinishedGroup,
     FinishReason,
@@ -67,6 +68,7 @@ from hetero_rl.wire.messages.workers import (
 )
 
 __all__ = [
+    "BatchProgress",
     "BlobReference",
     "Capabilities",
     "DataType",

@@ -28,7 +28,14 @@ from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
 from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.health import CHECK_METHOD, ServingStatus, decode_status
-from hetero_rl.wire.messages import DataType, NoWorkReason, Purpose, WeightEncoding, WorkerIdentity
+from hetero_rl.wire.messages import (
+    BatchProgress,
+    DataType,
+    NoWorkReason,
+    Purpose,
+    WeightEncoding,
+    WorkerIdentity,
+)
 
 WATCH_METHOD = "/grpc.health.v1.Health/Watch"
 
@@ -138,6 +145,34 @@ def test_a_group_goes_from_the_trainer_to_a_worker_and_back(hub_thread, trainer,
 def test_a_batch_that_is_not_complete_is_an_empty_stream(trainer, messages):
     open_and_publish(trainer, messages)
     assert trainer.take_batch(1, wait=0) is None
+
+
+def test_finished_groups_are_read_ahead_of_their_batch_and_not_sent_twice(hub_thread, trainer, messages):
+    open_and_publish(trainer, messages)
+    trainer.enqueue_groups([messages.group(0), messages.group(1)])
+
+    async def generate(sequence):
+        async with RolloutClient(hub_thread.address) as client:
+            worker = await join(client, messages)
+            grant = await client.lease_work(worker, loaded_weight_version=1, free_sequences=2, wait=30)
+            await complete(client, messages, worker, grant.leases[0], sequence)
+
+    assert trainer.take_batch_ahead(1, 0, held=(), at_least=1) == BatchProgress(None, ())
+    asyncio.run(generate(0))
+    ahead = trainer.take_batch_ahead(1, 30, held=(), at_least=1)
+    fewer = trainer.take_batch_ahead(1, 0, held=(), at_least=2)
+    held = trainer.take_batch_ahead(1, 0, held=("g0",), at_least=1)
+    asyncio.run(generate(1))
+    batch = trainer.take_batch_ahead(1, 30, held=("g0",), at_least=9)
+    again = trainer.take_batch_ahead(1, 30, held=(), at_least=1)
+
+    assert ahead.group_ids is None
+    assert [group.group.group_id for group in ahead.groups] == ["g0"]
+    assert fewer == ahead
+    assert held == BatchProgress(None, ())
+    assert batch.group_ids == ("g0", "g1")
+    assert [group.group.group_id for group in batch.groups] == ["g1"]
+    assert again == BatchProgress(("g0", "g1"), (*ahead.groups, *batch.groups))
 
 
 def test_a_long_poll_ends_when_work_arrives(hub_thread, trainer, messages):

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from hetero_rl.errors import TaskError
-from hetero_rl.tasks import Grade, Grader, GradeRequest, GradingOutcome
+from hetero_rl.tasks import Grade, Grader, GradeRequest, GradingOutcome, grading
+from hetero_rl.tasks.frames import FrameError, send_frame
 from hetero_rl.tasks.math_scorer import math_scorer
 from hetero_rl.tasks.payload import encode_payload
 from hetero_rl.tasks.reasoning_gym_task import ReasoningGymTask
@@ -76,6 +77,86 @@ def test_a_dead_process_costs_one_completion_and_is_replaced(task):
         assert [grade.outcome for grade in grades] == [GradingOutcome.CRASHED, GradingOutcome.GRADED]
         assert [grade.reward for grade in grades] == [0.0, 1.0]
         assert grader.counts == {"graded": 2, "timed_out": 0, "crashed": 1, "failed": 0}
+
+
+def test_a_prompt_s_completions_go_to_a_process_in_one_frame(task, monkeypatch):
+    items = [task.training_item(n) for n in range(2)]
+    requests = [
+        GradeRequest(payload=item.payload, completion=item.solution) for item in items for _ in range(8)
+    ]
+    frames = []
+
+    def sending(connection, message):
+        frames.append(message)
+        send_frame(connection, message)
+
+    monkeypatch.setattr(grading, "send_frame", sending)
+    with Grader(task.scorer, time_limit=PATIENT) as grader:
+        assert grader.grade(requests) == [Grade(1.0)] * 16
+
+    setup, *sent = frames
+    assert "scorer" in setup
+    assert [len(frame["completions"]) for frame in sent] == [8, 8]
+    assert [frame["payload"].encode() for frame in sent] == [item.payload for item in items]
+
+
+@pytest.mark.parametrize(("idle", "sizes"), [(1, [4, 2]), (2, [4, 2]), (4, [2, 2, 1, 1]), (9, [1] * 6)])
+def test_a_prompt_s_completions_are_cut_where_processes_would_be_idle(idle, sizes):
+    requests = [GradeRequest(payload=b"a", completion=str(n)) for n in range(4)]
+    requests += [GradeRequest(payload=b"b", completion=str(n)) for n in range(2)]
+
+    bundles = list(grading._bundles(requests, idle))
+
+    assert [len(bundle) for bundle in bundles] == sizes
+    assert [request for bundle in bundles for request in bundle] == requests
+
+
+def test_long_completions_go_in_frames_of_their_own():
+    long = "x" * (2**20)
+
+    assert list(grading._by_characters(["a", "b", long, "c", "d"])) == [["a", "b"], [long], ["c", "d"]]
+
+
+class TestBundleOfWhichOneIsFatal:
+    """The scorer of the process is replaced by frames that the test writes: one reward, then nothing more."""
+
+    @pytest.fixture
+    def stubbed(self, task, monkeypatch):
+        replies = []
+
+        def receive(connection, time_limit=None):
+            reply = replies.pop(0)
+            if isinstance(reply, Exception):
+                raise reply
+            return reply
+
+        monkeypatch.setattr(grading, "receive_frame", receive)
+        with Grader(task.scorer, time_limit=PATIENT) as grader:
+            yield grader, replies
+
+    @pytest.mark.parametrize(
+        ("error", "outcome"),
+        [(TimeoutError(), GradingOutcome.TIMED_OUT), (FrameError("closed"), GradingOutcome.CRASHED)],
+    )
+    def test_the_one_at_fault_earns_nothing_and_the_rest_is_graded_by_a_fresh_process(
+        self, stubbed, error, outcome
+    ):
+        grader, replies = stubbed
+        ready = {"ready": True, "confined": True}
+        replies += [ready, {"reward": 1.0}, error, ready, {"reward": 0.5}, {"error": "odd"}]
+        first = grader._idle.queue[0]._process.pid
+
+        grades = grader.grade([GradeRequest(payload=b"{}", completion=str(n)) for n in range(4)])
+
+        assert [grade.reward for grade in grades] == [1.0, 0.0, 0.5, 0.0]
+        assert [grade.outcome for grade in grades] == [
+            GradingOutcome.GRADED,
+            outcome,
+            GradingOutcome.GRADED,
+            GradingOutcome.FAILED,
+        ]
+        assert grader._idle.queue[0]._process.pid != first
+        assert replies == []
 
 
 def test_a_process_that_takes_too_long_costs_one_completion_and_is_replaced(task):

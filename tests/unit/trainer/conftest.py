@@ -2,7 +2,8 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Self
 
@@ -10,12 +11,13 @@ import pytest
 import torch
 
 from hetero_rl.config.tree import Config
-from hetero_rl.tasks import Grade, GradeRequest, Task, TaskItem
+from hetero_rl.tasks import Grade, GradeRequest, PendingGrades, Task, TaskItem
 from hetero_rl.trainer import local, session
 from hetero_rl.trainer.policy import Policy, load_policy
 from hetero_rl.weights.tensors import tensor_from_bytes
 from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.messages import (
+    BatchProgress,
     BlobReference,
     EnqueueReceipt,
     FinishedGroup,
@@ -149,6 +151,11 @@ class LettersGrader:
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
         return [Grade(request.completion.count("b") / 4) for request in requests]
 
+    def submit(self, requests: Sequence[GradeRequest]) -> PendingGrades:
+        grades = Future()
+        grades.set_result(self.grade(requests))
+        return PendingGrades((grades,))
+
     def __enter__(self) -> Self:
         return self
 
@@ -204,6 +211,15 @@ class MemoryHub:
                     return None
                 self.batches[step] = tuple(self._generate(group, manifest) for group in chosen)
             return self.batches[step]
+
+    def take_batch_ahead(
+        self, step: int, wait: float, *, held: Collection[str], at_least: int
+    ) -> BatchProgress:
+        groups = self.take_batch(step, wait)
+        names = groups and tuple(group.group.group_id for group in groups)
+        return BatchProgress(
+            names, tuple(group for group in groups or () if group.group.group_id not in held)
+        )
 
     def take_evaluation(self, group_ids: Sequence[str], wait: float) -> tuple[FinishedGroup, ...] | None:
         with self.changed:

@@ -25,6 +25,7 @@ from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.convert.trajectories import finished_group_to_proto
 from hetero_rl.wire.convert.weights import manifest_to_proto
 from hetero_rl.wire.messages import (
+    BatchProgress,
     BlobReference,
     FinishedGroup,
     PromptGroup,
@@ -73,6 +74,9 @@ class Training(training_service_pb2_grpc.TrainingServiceServicer):
             context.set_trailing_metadata(refusal.trailing_metadata)
             context.abort(refusal.status, refusal.text)
         for group in answer:
+            if isinstance(group, training_service_pb2.TakeBatchResponse):
+                yield group
+                continue
             yield training_service_pb2.TakeBatchResponse(group=finished_group_to_proto(group))
 
     def GetBlob(self, request, context):
@@ -149,6 +153,27 @@ def test_a_batch_arrives_group_by_group(trainer, hub):
     finished = FinishedGroup(group=GROUP, batches=(), version_steps={1: 0}, worker_names=(), backends=())
     hub.batches[1] = (finished, finished)
     assert trainer.take_batch(1, 0.0) == (finished, finished)
+
+
+def test_a_hub_that_sends_nothing_ahead_sends_whole_batches(trainer, hub):
+    finished = FinishedGroup(group=GROUP, batches=(), version_steps={1: 0}, worker_names=(), backends=())
+    assert trainer.take_batch_ahead(1, 0.0, held=(), at_least=1) == BatchProgress(None, ())
+    hub.batches[1] = (finished,)
+    assert trainer.take_batch_ahead(1, 0.0, held=("g",), at_least=1) == BatchProgress(("g",), (finished,))
+
+
+def test_a_hub_that_names_a_group_that_is_not_held_speaks_another_dialect(trainer, hub):
+    hub.batches[1] = (training_service_pb2.TakeBatchResponse(held_group_id="g"),)
+    with pytest.raises(InvalidMessageError, match="held_group_id 'g' is not held here"):
+        trainer.take_batch_ahead(1, 0.0, held=("f",), at_least=1)
+
+
+def test_an_answer_is_a_batch_or_groups_ahead_of_theirs_and_not_both(trainer, hub):
+    finished = FinishedGroup(group=GROUP, batches=(), version_steps={1: 0}, worker_names=(), backends=())
+    ahead = training_service_pb2.TakeBatchResponse(group=finished_group_to_proto(finished), ahead=True)
+    hub.batches[1] = (ahead, finished)
+    with pytest.raises(InvalidMessageError, match="ahead is set for a part of the answer"):
+        trainer.take_batch_ahead(1, 0.0, held=(), at_least=1)
 
 
 def test_refusals_arrive_as_the_hub_meant_them(trainer, hub):
