@@ -22,7 +22,8 @@ from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
-from hetero_rl.bench.ingest_fleet import NUMERICS, Fleet, Results
+from hetero_rl.bench.engineless import NUMERICS
+from hetero_rl.bench.ingest_fleet import Fleet, Results
 from hetero_rl.bench.ingest_run import check_stored, event_loop, hub_config, open_run
 from hetero_rl.bench.processes import running_hub_process
 from hetero_rl.bench.samples import sample_batch

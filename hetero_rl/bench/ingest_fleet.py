@@ -5,46 +5,28 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import Self, cast
+from typing import Self
 
 import grpc
 
+from hetero_rl.bench.engineless import join_without_engine
 from hetero_rl.errors import UnreachableError
 from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.messages import (
-    Capabilities,
     GenerateWork,
-    JoinRequest,
     Lease,
     ModelDigests,
-    NumericsRecord,
     Submission,
     TrajectoryBatch,
 )
-from hetero_rl.worker.engine_keeper import EngineKeeper
-from hetero_rl.worker.link import Link
-from hetero_rl.worker.resend import Pacing
 from hetero_rl.worker.session import Session
 from hetero_rl.worker.submit_loop import submit_loop
 
-__all__ = ["DIGESTS", "NUMERICS", "RUN_ID", "Fleet", "Results"]
+__all__ = ["DIGESTS", "RUN_ID", "Fleet", "Results"]
 
 RUN_ID = "bench"
 DIGESTS = ModelDigests(
     config=hashlib.sha256(b"config").hexdigest(), tokenizer=hashlib.sha256(b"").hexdigest()
-)
-NUMERICS = NumericsRecord(
-    engine="none",
-    engine_version="",
-    torch_version="",
-    device_vendor="cpu",
-    device_name="",
-    driver_version="",
-    runtime_version="",
-    data_type="float32",
-    attention_backend="",
-    log_probs_mode="raw",
 )
 _MAX_LEASES_PER_CALL = 64
 _FIRST_LONE_SEQUENCE = 10**6
@@ -67,29 +49,7 @@ class _Worker:
         cls, address: str, name: str, capacity: int, credentials: grpc.ChannelCredentials | None
     ) -> Self:
         client, weights = RolloutClient(address, credentials), WeightClient(address, credentials)
-        capabilities = Capabilities(
-            max_concurrent_sequences=capacity,
-            max_sequence_tokens=2**20,
-            scoring=False,
-            in_flight_update=False,
-            processed_log_probs=False,
-        )
-        request = JoinRequest(
-            run_id=RUN_ID,
-            worker_name=name,
-            boot_id="boot",
-            backend="bench",
-            software_version="bench",
-            capabilities=capabilities,
-            numerics=NUMERICS,
-            model_digests=DIGESTS,
-        )
-        link = Link(client, Pacing())
-        await link.join(request)
-        # All that a session asks an engine for here: nothing is generated.
-        engine = SimpleNamespace(capabilities=lambda: capabilities, numerics=lambda: NUMERICS)
-        keeper = cast("EngineKeeper", SimpleNamespace(engine=engine))
-        session = Session(link, weights, keeper, await client.get_run(), Pacing())
+        session = await join_without_engine(client, weights, name=name, capacity=capacity)
         return cls(client, weights, session, asyncio.create_task(submit_loop(session)))
 
     async def lease(self, groups: int, samples: int) -> list[Lease]:

@@ -23,7 +23,8 @@ from typing import Literal
 
 import grpc
 
-from hetero_rl.bench.ingest_fleet import NUMERICS, Fleet, Results
+from hetero_rl.bench.engineless import NUMERICS
+from hetero_rl.bench.ingest_fleet import Fleet, Results
 from hetero_rl.bench.ingest_run import Run, check_stored, event_loop, hub_config, open_run
 from hetero_rl.bench.processes import Served, served
 from hetero_rl.bench.samples import sample_batch

@@ -26,32 +26,16 @@ from hetero_rl.errors import HeteroRLError
 from tests.chaos.bad_proxy import ProxyTerms, run_proxy
 from tests.chaos.children import fork
 from tests.chaos.fast_worker import Terms, run_fast_worker
-from tests.chaos.history import History, judge
+from tests.chaos.history import History
+from tests.chaos.outcome import problems_of, tails
+from tests.chaos.places import HUB_FAILPOINTS, TRAINER_FAILPOINTS
 from tests.chaos.roles import await_listening, free_port, make_model, serve_hub
-from tests.chaos.site import TRAINER_FAILPOINTS
 from tests.chaos.totals import describe, totals
-from tests.chaos.trainer_process import Settings, read_applied
+from tests.chaos.trainer_process import Settings
 from tests.chaos.trainer_process import main as run_trainer
 
 __all__ = ["Campaign", "campaign_settings"]
 
-# How often a place is passed before it kills, at most: about as often as it is passed in a second.
-HUB_PLACES = {
-    "submit_results": 60,
-    "lease_work": 12,
-    "take_batch": 3,
-    "commit_step": 2,
-    "publish_version": 2,
-    "enqueue_groups": 2,
-    "commit_checkpoint": 1,
-    "join": 1,
-}
-HUB_FAILPOINTS = {
-    **{f"before_commit:{name}": most for name, most in HUB_PLACES.items()},
-    **{f"after_commit_before_ack:{name}": most for name, most in HUB_PLACES.items()},
-    "blob.before_rename": 2,
-    "blob.after_rename": 2,
-}
 _TICK = 0.01
 _LONGEST_RUN = 3600.0
 _LONGEST_CALM = 10.0
@@ -182,20 +166,10 @@ class Campaign:
 
     def problems(self):
         """What the judge says of the finished run."""
-        settings = self.settings
-        return judge(
-            self.history.read(),
-            read_applied(self.directory),
-            total_steps=settings.total_steps,
-            max_lag=settings.max_lag,
-            samples_per_step=settings.groups_per_step * settings.group_size,
-        )
+        return problems_of(self.directory, self.settings, self.history.read())
 
     def logs(self):
-        return "\n".join(
-            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-12:])
-            for path in sorted(self.directory.glob("*.log"))
-        )
+        return tails(self.directory)
 
 
 def campaign(directory, seconds, first_seed, settings, **terms):

@@ -11,8 +11,8 @@ import asyncio
 import dataclasses
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
+from hetero_rl.bench.engineless import join_without_engine
 from hetero_rl.config.tree import SecurityConfig
 from hetero_rl.errors import DamagedError, DiskFullError, RefusedError
 from hetero_rl.weights.digests import check_blob_file
@@ -20,37 +20,20 @@ from hetero_rl.wire.clients import WeightClient
 from hetero_rl.wire.columns import Float32Bytes, Int32Bytes
 from hetero_rl.wire.credentials import channel_credentials
 from hetero_rl.wire.messages import (
-    Capabilities,
     FinishReason,
-    JoinRequest,
     NoWorkReason,
-    NumericsRecord,
     TrajectoryBatch,
     VersionSpan,
     WeightEncoding,
 )
 from hetero_rl.worker.blob_cache import BlobCache
 from hetero_rl.worker.heartbeat_loop import heartbeat_loop
-from hetero_rl.worker.link import Link
 from hetero_rl.worker.resend import Pacing
-from hetero_rl.worker.session import Session
 from hetero_rl.worker.submit_loop import submit_loop
 from tests.chaos.bad_line import bad_line
 
-__all__ = ["NUMERICS", "Terms", "completion", "joined", "run_fast_worker"]
+__all__ = ["Terms", "completion", "joined", "run_fast_worker"]
 
-NUMERICS = NumericsRecord(
-    engine="none",
-    engine_version="",
-    torch_version="",
-    device_vendor="cpu",
-    device_name="",
-    driver_version="",
-    runtime_version="",
-    data_type="float32",
-    attention_backend="",
-    log_probs_mode="raw",
-)
 _TOKENS = 4
 
 
@@ -98,31 +81,14 @@ async def _work(address, name, draw, terms, history):
 
 async def joined(client, weights, name, draw, terms):
     """The session of a worker that has joined."""
-    capabilities = Capabilities(
-        max_concurrent_sequences=terms.capacity,
-        max_sequence_tokens=1024,
-        scoring=False,
-        in_flight_update=False,
-        processed_log_probs=False,
+    return await join_without_engine(
+        client,
+        weights,
+        name=name,
+        capacity=terms.capacity,
+        boot_id=f"{draw.getrandbits(64):016x}",
+        pacing=terms.pacing,
     )
-    link = Link(client, terms.pacing)
-    run = await link.repeat("get run", client.get_run)
-    await link.join(
-        JoinRequest(
-            run_id=run.run_id,
-            worker_name=name,
-            boot_id=f"{draw.getrandbits(64):016x}",
-            backend="cpu",
-            software_version="0",
-            capabilities=capabilities,
-            numerics=NUMERICS,
-            model_digests=run.model_digests,
-        )
-    )
-    # All that a session asks an engine for here.
-    engine = SimpleNamespace(capabilities=lambda: capabilities, numerics=lambda: NUMERICS)
-    keeper = SimpleNamespace(engine=engine, generated_tokens=0, busy_seconds=0.0)
-    return Session(link, weights, keeper, run, terms.pacing)
 
 
 class _Weights:

@@ -33,9 +33,10 @@ from hetero_rl.worker.link import Link
 from hetero_rl.worker.resend import Pacing
 from tests.chaos.children import fork
 from tests.chaos.fast_worker import Terms, run_fast_worker
-from tests.chaos.history import History, judge
+from tests.chaos.history import History
+from tests.chaos.outcome import problems_of
 from tests.chaos.roles import await_listening, free_port, make_model, serve_hub
-from tests.chaos.trainer_process import Settings, Trainer, read_applied, run_trainer_of
+from tests.chaos.trainer_process import Settings, Trainer, run_trainer_of
 
 __all__ = ["Filler", "run_part", "unavailable"]
 
@@ -298,18 +299,11 @@ def run(directory):
         for child in children.values():
             child.kill()
     events = history.read()
-    problems = judge(
-        events,
-        read_applied(disk),
-        total_steps=SETTINGS.total_steps,
-        max_lag=SETTINGS.max_lag,
-        samples_per_step=SETTINGS.groups_per_step * SETTINGS.group_size,
-    )
     return {
         "codes": codes,
         "counts": Counter(event["event"] for event in events),
         "reasons": Counter(event["reason"] for event in events if event["event"] == "refused"),
-        "problems": problems,
+        "problems": problems_of(disk, SETTINGS, events),
         "logs": {path.name: path.read_text(errors="replace")[-3000:] for path in directory.glob("*.log")},
     }
 

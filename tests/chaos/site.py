@@ -12,49 +12,20 @@ itself. Every process is a child of the driver and is ended by its id.
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from tests.chaos.history import History, judge
-from tests.chaos.roles import free_port, make_model
-from tests.chaos.trainer_process import Settings, read_applied
+from tests.chaos.history import History
+from tests.chaos.outcome import problems_of, tails
+from tests.chaos.places import HUB_FAILPOINTS, TRAINER_FAILPOINTS
+from tests.chaos.roles import await_listening, free_port, make_model
+from tests.chaos.trainer_process import Settings
 
 __all__ = ["Site"]
 
-HUB_FAILPOINTS = (
-    "before_commit:submit_results",
-    "after_commit_before_ack:submit_results",
-    "before_commit:lease_work",
-    "after_commit_before_ack:lease_work",
-    "before_commit:take_batch",
-    "after_commit_before_ack:take_batch",
-    "before_commit:commit_step",
-    "after_commit_before_ack:commit_step",
-    "before_commit:publish_version",
-    "after_commit_before_ack:publish_version",
-    "before_commit:enqueue_groups",
-    "after_commit_before_ack:enqueue_groups",
-    "before_commit:commit_checkpoint",
-    "after_commit_before_ack:commit_checkpoint",
-    "before_commit:join",
-    "after_commit_before_ack:join",
-    "blob.before_rename",
-    "blob.after_rename",
-)
-TRAINER_FAILPOINTS = (
-    "trainer.before_checkpoint",
-    "trainer.after_checkpoint",
-    "trainer.before_commit",
-    "trainer.after_commit",
-    "trainer.before_publish",
-    "trainer.after_publish",
-    "trainer.after_commit_checkpoint",
-)
 _UNSAFE_ENDS = {"hub": "a hub", "trainer": "a trainer"}
-_START_SECONDS = 120.0
 _ROOT = Path(__file__).parents[2]
 
 
@@ -95,14 +66,7 @@ class Site:
 
     def problems(self):
         """What the judge says of the finished run."""
-        settings = self.settings
-        return judge(
-            self.history.read(),
-            read_applied(self.directory),
-            total_steps=settings.total_steps,
-            max_lag=settings.max_lag,
-            samples_per_step=settings.groups_per_step * settings.group_size,
-        )
+        return problems_of(self.directory, self.settings, self.history.read())
 
     def strike(self, kills):
         """Waits a moment, then kills or freezes somebody."""
@@ -141,7 +105,7 @@ class Site:
         failpoint = ""
         places = {"hub": HUB_FAILPOINTS, "trainer": TRAINER_FAILPOINTS}.get(role)
         if armed and places and self.random.random() < 0.7:
-            failpoint = f"{self.random.choice(places)}@{self.random.randint(1, 4)}"
+            failpoint = f"{self.random.choice(list(places))}@{self.random.randint(1, 4)}"
         log = (self.directory / f"{role}.log").open("ab")
         environment = {**os.environ, "HETERO_RL_FAILPOINT": failpoint, "OMP_NUM_THREADS": "1"}
         with log:
@@ -150,18 +114,7 @@ class Site:
         process.counted = False
         self.processes[role] = process
         if role == "hub":
-            self.await_hub(process)
-
-    def await_hub(self, process):
-        deadline = time.monotonic() + _START_SECONDS
-        while process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-            except OSError:
-                assert time.monotonic() < deadline, f"the hub did not start: {self.logs()}"
-                time.sleep(0.05)
-            else:
-                return
+            await_listening(self.address, process, self.directory / "hub.log")
 
     def command(self, role):
         python = [sys.executable, "-m"]
@@ -181,11 +134,7 @@ class Site:
         ]
 
     def logs(self):
-        tails = [
-            f"--- {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-12:])
-            for path in sorted(self.directory.glob("*.log"))
-        ]
-        return "\n".join(tails)
+        return tails(self.directory)
 
     def end(self):
         for process in self.processes.values():
