@@ -48,6 +48,7 @@ def main():
     options.corpus.mkdir(parents=True, exist_ok=True)
     for data in targets.seeds():
         (options.corpus / hashlib.sha256(data).hexdigest()).write_bytes(data)
+        targets.run(data)  # compiles kernels, which would look like an input that takes for ever
     arguments = [
         sys.argv[0],
         f"-max_total_time={options.seconds}",
