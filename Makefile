@@ -157,7 +157,7 @@ test-compose: $(VENV)/.installed-test $(COMPOSE_CACHE)/base.tar $(COMPOSE_CACHE)
 test-monitoring: $(VENV)/.installed-test  ## Scrapes a run with Prometheus (from PATH) and asks every query of the dashboard.
 	HETERO_RL_MONITORING=1 $(VENV)/bin/python -m pytest -c tests/monitoring/pytest.ini --rootdir . tests/monitoring
 
-test-scale: $(VENV)/.installed-test  ## Trains on 1, 2 and 4 ranks and compares.
+test-scale: $(VENV)/.installed-test  ## Trains on 1, 2 and 4 ranks and compares, and with torchrun.
 	$(VENV)/bin/python -m pytest -m scale tests/scale
 
 lint: $(VENV)/.installed-test  ## Style, types and protocol rules.

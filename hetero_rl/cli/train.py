@@ -81,7 +81,13 @@ def train(
         typer.echo(_plan(config, backends))
         typer.echo(show_config(config).rstrip("\n"))
         return
-    _run(config, backends, resume=resume)
+    code = _run(config, backends, resume=resume)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from hetero_rl.trainer.ranks import end_process
+
+        end_process(code)
+    if code:
+        raise typer.Exit(code)
 
 
 def _follow(config: Config, *, resume: bool) -> None:
@@ -158,7 +164,8 @@ def _plan(config: Config, backends: Mapping[str, Backend]) -> str:
     return f"# would use {config.run.dir}, {hub}, {', '.join(parts)}"
 
 
-def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> None:
+def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> int:
+    """Trains; returns the exit code."""
     from hetero_rl.observe.summary import closing_summary
     from hetero_rl.observe.view import choose_view
 
@@ -175,8 +182,7 @@ def _run(config: Config, backends: dict[str, Backend], *, resume: bool) -> None:
         raise
     audit = _audit(run) if config.logging.audit else ""
     typer.echo(closing_summary(run, result, tensorboard=config.logging.tensorboard) + audit)
-    if not result.complete:
-        raise typer.Exit(INTERRUPTED_EXIT_CODE)
+    return 0 if result.complete else INTERRUPTED_EXIT_CODE
 
 
 def _execute(config: Config, backends: dict[str, Backend], view: "View", *, resume: bool) -> "RunResult":
