@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hetero_rl.errors import ConfigError, StorageError
-from hetero_rl.hub.blobs import BlobStore, LocalBlobStore
+from hetero_rl.hub.blobs import BlobStore
+from hetero_rl.hub.local_blobs import LocalBlobStore
 from hetero_rl.weights.digests import is_digest
 from hetero_rl.wire.messages import BlobReference
 

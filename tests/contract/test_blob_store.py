@@ -5,7 +5,8 @@ import hashlib
 import pytest
 
 from hetero_rl.errors import ConfigError, DamagedError, InvalidMessageError, RefusedError, StorageError
-from hetero_rl.hub.blobs import LocalBlobStore, MemoryBlobStore
+from hetero_rl.hub.local_blobs import LocalBlobStore
+from hetero_rl.hub.memory_blobs import MemoryBlobStore
 from hetero_rl.hub.remote_blobs import FsspecBlobStore, open_blob_store
 from hetero_rl.wire.messages import BlobReference
 

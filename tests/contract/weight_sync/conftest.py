@@ -11,8 +11,8 @@ import pytest_asyncio
 import torch
 
 from hetero_rl.config.tree import WeightsConfig
-from hetero_rl.hub.blobs import LocalBlobStore
 from hetero_rl.hub.handlers.context import HubSettings
+from hetero_rl.hub.local_blobs import LocalBlobStore
 from hetero_rl.hub.server import running_hub
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
 from hetero_rl.trainer.patience import Patience, StopSignal

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numba", reason="the codec extra is not installed")
 
 from hetero_rl.errors import DamagedError, RefusedError
-from hetero_rl.hub.blobs import LocalBlobStore
+from hetero_rl.hub.local_blobs import LocalBlobStore
 from hetero_rl.weights.digests import digest_of_bytes
 from hetero_rl.wire.blocking_clients import FleetClient
 from hetero_rl.wire.clients import WeightClient

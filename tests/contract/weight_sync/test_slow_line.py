@@ -11,8 +11,8 @@ pytest.importorskip("numba", reason="the codec extra is not installed")
 
 from hetero_rl.bench.paced_link import Pace, serve_paced
 from hetero_rl.bench.processes import served
-from hetero_rl.hub.blobs import LocalBlobStore
 from hetero_rl.hub.handlers.context import HubSettings
+from hetero_rl.hub.local_blobs import LocalBlobStore
 from hetero_rl.hub.server import running_hub
 from hetero_rl.hub.servicers.weights import WeightServicer
 from hetero_rl.hub.stores.sqlite_store import SqliteStore

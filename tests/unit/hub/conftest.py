@@ -5,7 +5,6 @@ import hashlib
 
 import pytest
 
-from hetero_rl.hub.blobs import MemoryBlobStore
 from hetero_rl.hub.handlers.context import HubContext, HubSettings
 from hetero_rl.hub.handlers.leasing import lease_work
 from hetero_rl.hub.handlers.queue import commit_step, enqueue_groups, take_batch
@@ -13,6 +12,7 @@ from hetero_rl.hub.handlers.results import submit_results
 from hetero_rl.hub.handlers.runs import open_run
 from hetero_rl.hub.handlers.versions import publish_version
 from hetero_rl.hub.handlers.workers import join
+from hetero_rl.hub.memory_blobs import MemoryBlobStore
 from hetero_rl.hub.stores.memory_store import MemoryStore
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
 from hetero_rl.weights.digests import state_digest

@@ -15,9 +15,9 @@ from hetero_rl.deploy import certificates
 from hetero_rl.deploy.authority import Authority
 from hetero_rl.deploy.certificates import issue_certificate
 from hetero_rl.errors import ConfigError, RefusedError
-from hetero_rl.hub.blobs import MemoryBlobStore
 from hetero_rl.hub.callers import Callers
 from hetero_rl.hub.handlers.context import HubSettings
+from hetero_rl.hub.memory_blobs import MemoryBlobStore
 from hetero_rl.hub.server import running_hub
 from hetero_rl.hub.stores.memory_store import MemoryStore
 from hetero_rl.relay.server import running_relay

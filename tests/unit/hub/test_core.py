@@ -6,10 +6,10 @@ import contextlib
 import pytest
 
 from hetero_rl.errors import DiskFullError, RefusedError
-from hetero_rl.hub.blobs import MemoryBlobStore
 from hetero_rl.hub.clock import SystemClock
 from hetero_rl.hub.core import Board, HubCore
 from hetero_rl.hub.handlers.context import HubContext, HubSettings, Topic
+from hetero_rl.hub.memory_blobs import MemoryBlobStore
 from hetero_rl.hub.stores.memory_store import MemoryStore
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
 

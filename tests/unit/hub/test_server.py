@@ -11,8 +11,8 @@ import pytest
 
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import ConfigError, DiskFullError, FencedError, RefusedError
-from hetero_rl.hub.blobs import LocalBlobStore
 from hetero_rl.hub.handlers.context import HubSettings
+from hetero_rl.hub.local_blobs import LocalBlobStore
 from hetero_rl.hub.server import running_hub, running_local_hub
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
 from hetero_rl.v1 import (

@@ -1,7 +1,7 @@
 import asyncio
 
-from hetero_rl.hub.blobs import MemoryBlobStore
 from hetero_rl.hub.handlers.context import HubSettings
+from hetero_rl.hub.memory_blobs import MemoryBlobStore
 from hetero_rl.hub.server import running_hub
 from hetero_rl.hub.stores.memory_store import MemoryStore
 from hetero_rl.metrics.hub import hub_readings
