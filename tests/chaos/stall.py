@@ -34,10 +34,11 @@ _LIMIT = 0.10
 _WARM_UP = 0.2
 _PAUSE = 0.25
 _SAMPLE_SECONDS = 0.5
-_LONGEST_START = 120.0
+_LONGEST_START = 1200.0
 _SLOW_READERS = 4
 _READ_SECONDS = 5.0
-_WARM_STEPS = 64  # the hub keeps 96 MiB of chunks that were asked for lately, 2 MB for each version
+# The hub keeps 96 MiB of chunks that were asked for lately, 2 MB for each version, and SQLite 32 MiB of pages, 90 KB a step.
+_WARM_STEPS = 400
 WORKERS = ("w0", "w1")
 SETTINGS = Settings(
     total_steps=10**6,
@@ -47,6 +48,7 @@ SETTINGS = Settings(
     tokens=4,
     checkpoint_every=50,
     weights=500_000,
+    remembers=False,
 )
 
 

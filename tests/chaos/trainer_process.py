@@ -52,6 +52,8 @@ class Settings:
     checkpoint_every: int
     weights: int = 3
     """Numbers in the one tensor that is published."""
+    remembers: bool = True
+    """Whether it keeps which samples it was given, for the judge. That record grows with the run."""
 
     def json(self):
         """For the command line."""
@@ -88,7 +90,9 @@ class Trainer:
         step = len(self.applied) + 1
         samples, lags = content(groups, step)
         self.history.note("taken", step=step, samples=samples, trainer_epoch=self.epoch)
-        self.applied.append(Applied(step, samples, lags))
+        self.applied.append(
+            Applied(step, samples, lags) if self.settings.remembers else Applied(step, {}, [])
+        )
         due = step % self.settings.checkpoint_every == 0 or step == self.settings.total_steps
         if due:
             due = self.checkpoint()
