@@ -20,7 +20,6 @@ import torch
 from hetero_rl.bench.overlap_gate import least_wall, taken_groups
 from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.messages import (
-    BatchProgress,
     FinishedGroup,
     FinishReason,
     PromptGroup,
@@ -29,6 +28,7 @@ from hetero_rl.wire.messages import (
     VersionSpan,
     WeightManifest,
 )
+from hetero_rl.wire.ports import BatchProgress
 
 __all__ = ["ONE_WAVE", "Schedule", "SimulatedHub"]
 

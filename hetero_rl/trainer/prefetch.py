@@ -22,8 +22,7 @@ from hetero_rl.trainer.patience import Patience, StopSignal
 from hetero_rl.trainer.prompts import PromptFeeder
 from hetero_rl.trainer.state import ConsumedGroups
 from hetero_rl.trainer.waits import WaitClock
-from hetero_rl.wire.messages import BatchProgress
-from hetero_rl.wire.ports import TrainingPort
+from hetero_rl.wire.ports import BatchProgress, TrainingPort
 
 __all__ = ["BatchSource"]
 

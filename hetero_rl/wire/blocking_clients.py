@@ -35,7 +35,6 @@ from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
 from hetero_rl.wire.convert import fields, fleet, run, trajectories, weights, work
 from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
-    BatchProgress,
     BlobReference,
     DataType,
     EnqueueReceipt,
@@ -51,6 +50,7 @@ from hetero_rl.wire.messages import (
     WeightManifest,
     WorkerSummary,
 )
+from hetero_rl.wire.ports import BatchProgress
 from hetero_rl.wire.refusal import from_rpc_error
 from hetero_rl.wire.upload import Upload
 

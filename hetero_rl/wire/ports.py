@@ -4,12 +4,12 @@ Every method raises `RefusedError` (the hub said no), `FencedError` (a newer inc
 `UnreachableError` (no answer within the deadline). None of them retries; who calls decides that.
 """
 
+import dataclasses
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from typing import Protocol
 
 from hetero_rl.errors import HeteroRLError
 from hetero_rl.wire.messages import (
-    BatchProgress,
     BlobReference,
     EnqueueReceipt,
     Event,
@@ -35,6 +35,16 @@ from hetero_rl.wire.messages import (
     WorkerIdentity,
     WorkerSummary,
 )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """How far the batch of a step is, for a caller that reads groups ahead of their batch."""
+
+    group_ids: tuple[str, ...] | None
+    """The batch's groups in its order; None while it is not complete."""
+    groups: tuple[FinishedGroup, ...]
+    """Those of them that the caller did not hold; without a batch, finished groups of batches to come."""
 
 
 class RolloutPort(Protocol):

@@ -30,7 +30,6 @@ from hetero_rl.wire.messages.run import (
     SubmissionReceipt,
 )
 from hetero_rl.wire.messages.trajectories import (
-    BatchProgress,
     Disposition,
     FinishedGroup,
     FinishReason,
@@ -68,7 +67,6 @@ from hetero_rl.wire.messages.workers import (
 )
 
 __all__ = [
-    "BatchProgress",
     "BlobReference",
     "Capabilities",
     "DataType",

@@ -114,16 +114,6 @@ class FinishedGroup:
     """Backend of each batch."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchProgress:
-    """How far the batch of a step is, for a caller that reads groups ahead of their batch."""
-
-    group_ids: tuple[str, ...] | None
-    """The batch's groups in its order; None while it is not complete."""
-    groups: tuple[FinishedGroup, ...]
-    """Those of them that the caller did not hold; without a batch, finished groups of batches to come."""
-
-
 class Disposition(enum.IntEnum):
     """What was done with a sequence."""
 

@@ -29,13 +29,13 @@ from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
 from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.health import CHECK_METHOD, ServingStatus, decode_status
 from hetero_rl.wire.messages import (
-    BatchProgress,
     DataType,
     NoWorkReason,
     Purpose,
     WeightEncoding,
     WorkerIdentity,
 )
+from hetero_rl.wire.ports import BatchProgress
 
 WATCH_METHOD = "/grpc.health.v1.Health/Watch"
 

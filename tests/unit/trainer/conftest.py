@@ -17,7 +17,6 @@ from hetero_rl.trainer.policy import Policy, load_policy
 from hetero_rl.weights.tensors import tensor_from_bytes
 from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.messages import (
-    BatchProgress,
     BlobReference,
     EnqueueReceipt,
     FinishedGroup,
@@ -32,6 +31,7 @@ from hetero_rl.wire.messages import (
     VersionSpan,
     WeightManifest,
 )
+from hetero_rl.wire.ports import BatchProgress
 
 ALPHABET = ("<e>", "?", "a", "b", "c", "d", "e", "f", "g", "h", "i", "j")
 VOCABULARY = len(ALPHABET)

@@ -25,7 +25,6 @@ from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.convert.trajectories import finished_group_to_proto
 from hetero_rl.wire.convert.weights import manifest_to_proto
 from hetero_rl.wire.messages import (
-    BatchProgress,
     BlobReference,
     FinishedGroup,
     PromptGroup,
@@ -36,6 +35,7 @@ from hetero_rl.wire.messages import (
     WeightManifest,
     WorkerIdentity,
 )
+from hetero_rl.wire.ports import BatchProgress
 from hetero_rl.wire.refusal import to_refusal
 from hetero_rl.wire.upload import rechunk
 
