@@ -24,6 +24,7 @@ from typing import Literal
 import grpc
 
 from hetero_rl.bench.engineless import NUMERICS
+from hetero_rl.bench.ingest import IngestShape
 from hetero_rl.bench.ingest_fleet import Fleet, Results
 from hetero_rl.bench.ingest_run import Run, check_stored, event_loop, hub_config, open_run
 from hetero_rl.bench.processes import Served, served
@@ -54,20 +55,10 @@ _DAYS = 30
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SafetyShape:
+class SafetyShape(IngestShape):
     """How much is handed in."""
 
-    workers: int = 8
     pairs: int = 21
-    waiting: int = 8
-    """Finished groups that wait at each worker, in one measurement."""
-    samples: int = 8
-    tokens_each: int = 512
-
-    @property
-    def submissions(self) -> int:
-        """Of all workers together, in one measurement."""
-        return self.workers * self.waiting
 
 
 def run(*, quick: bool = False) -> BenchReport:

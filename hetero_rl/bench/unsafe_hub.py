@@ -23,24 +23,14 @@ from hetero_rl.hub.memory import keep_freed_memory
 from hetero_rl.hub.memory_blobs import MemoryBlobStore
 from hetero_rl.hub.server import ADDRESS_FILE, hub_settings, running_hub
 from hetero_rl.hub.stores.records import SubmissionId
+from hetero_rl.hub.stores.schema import SCHEMA
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
 
 __all__ = ["GuardedStore", "Guards", "serve_with"]
 
-_SUBMISSIONS_WITHOUT_UNIQUE_INDEX = """
-DROP TABLE submissions;
-CREATE TABLE submissions (
-    submission_id INTEGER PRIMARY KEY,
-    worker_name TEXT NOT NULL,
-    worker_epoch INTEGER NOT NULL,
-    sequence INTEGER NOT NULL,
-    lease_id TEXT NOT NULL,
-    group_id TEXT NOT NULL,
-    backend TEXT NOT NULL,
-    numerics_id TEXT NOT NULL,
-    generation_seconds REAL NOT NULL
-) STRICT
-"""
+_UNIQUE = ",\n    UNIQUE (worker_name, worker_epoch, sequence)"
+_SUBMISSIONS = SCHEMA[SCHEMA.index("CREATE TABLE submissions") :].partition(";")[0]
+_SUBMISSIONS_WITHOUT_UNIQUE_INDEX = f"DROP TABLE submissions; {_SUBMISSIONS.replace(_UNIQUE, '')};"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
