@@ -12,6 +12,7 @@ HeteroRLError
 │   └── UnreachableError         the peer did not answer within the stated time     (also ConnectionError)
 ├── StorageError             a file, blob or journal cannot be written or trusted   (also OSError)
 │   ├── DamagedError             bytes do not match their digest or manifest
+│   │   └── DamagedJournalError      the journal itself cannot be trusted: the hub ends
 │   └── DiskFullError            no space left; what was there before is intact
 ├── LaunchError              a process started here did not come up, or could not be kept up
 ├── TrainingError            the training step cannot go on
@@ -28,6 +29,7 @@ __all__ = [
     "BackendNotFoundError",
     "ConfigError",
     "DamagedError",
+    "DamagedJournalError",
     "DiskFullError",
     "EngineError",
     "FencedError",
@@ -113,6 +115,10 @@ class StorageError(HeteroRLError, OSError):
 
 class DamagedError(StorageError):
     """Stored bytes do not match their digest or manifest; they were not used."""
+
+
+class DamagedJournalError(DamagedError):
+    """The hub's journal is damaged where nothing can stand in for it; the hub must not go on with it."""
 
 
 class DiskFullError(StorageError):

@@ -21,6 +21,7 @@ from hetero_rl.errors import StorageError
 from hetero_rl.hub.stores.codec import decode
 from hetero_rl.hub.stores.connection import check_schema_version, storage_error
 from hetero_rl.hub.stores.records import RunRecord, RunState, SyncRow, VersionRow
+from hetero_rl.hub.stores.schema import SUMS_SINCE
 from hetero_rl.hub.stores.sqlite_fleet import SELECT_SYNCS, sync_row
 from hetero_rl.wire.messages import (
     Disposition,
@@ -133,6 +134,7 @@ class JournalReader:
         except sqlite3.Error as error:
             raise storage_error(error, path) from error
         check_schema_version(version, path)
+        self._has_sums = version >= SUMS_SINCE
         if version == 0:
             raise StorageError(f"{path} is not a journal of hetero-rl: it has no schema version")
 
@@ -190,7 +192,8 @@ class JournalReader:
         """How workers came to weight versions, in the order in which the hub heard of it; empty in an older journal."""
         if not self._has_table("syncs"):
             return ()
-        return tuple(map(sync_row, self._rows(SELECT_SYNCS)))
+        statement = SELECT_SYNCS if self._has_sums else SELECT_SYNCS.replace("row_sum", "NULL", 1)
+        return tuple(map(sync_row, self._rows(statement)))
 
     def trained_sequences(self) -> Iterator[tuple[Any, ...]]:
         """Scalars of every sequence of a committed step; steps abandoned by a resume do not count.

@@ -19,7 +19,7 @@ def synchronous_of(store):
 
 def add_submission(store, identity):
     store._journal.execute(
-        "INSERT INTO submissions VALUES (NULL, ?, ?, ?, 'lease', 'group', 'backend', 'numerics', 1.0)",
+        "INSERT INTO submissions VALUES (NULL, ?, ?, ?, 'lease', 'group', 'backend', 'numerics', 1.0, 0)",
         (identity.worker_name, identity.worker_epoch, identity.sequence),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Container, Sequence
 from hetero_rl.errors import InvalidMessageError, RefusedError
 from hetero_rl.hub.handlers.admission import Candidate, required_step, select_batch
 from hetero_rl.hub.handlers.context import HubContext, Topic
+from hetero_rl.hub.handlers.damage import generate_again
 from hetero_rl.hub.stores.records import GroupRow, GroupState, RunRecord, StepCommit
 from hetero_rl.wire.messages import EnqueueReceipt, FinishedGroup, PromptGroup, Purpose, SequenceOutcome
 from hetero_rl.wire.validation import check_prompt_group
@@ -86,7 +87,8 @@ def take_batch(context: HubContext, trainer_epoch: int, step: int) -> tuple[str,
                 f"step {step} cannot take a batch: the next step without one is {following}"
             )
         assigned = _assign(context, run, step)
-    if not assigned:
+    # Of an older batch, a group whose completions were damaged may be on its way once more.
+    if not assigned or any(row.state < GroupState.FINISHED for row in assigned):
         return None
     for row in assigned:
         if row.state is not GroupState.TAKEN:
@@ -144,15 +146,23 @@ def take_evaluation(
     return tuple(group_ids)
 
 
-def read_finished_group(context: HubContext, group_id: str) -> FinishedGroup:
-    """A finished group with its completions and the steps of the versions that made them."""
+def read_finished_group(context: HubContext, group_id: str) -> FinishedGroup | None:
+    """A finished group with its completions and the steps of the versions that made them.
+
+    None when completions were damaged; the group is then queued once more.
+    """
     stored = context.store.batches(group_id)
+    row = context.store.group(group_id)
+    whole = sum(len(item.batch.sample_indices) for item in stored)
+    if row is not None and whole != row.group_size and row.state in {GroupState.FINISHED, GroupState.TAKEN}:
+        generate_again(context, row, whole)
+        return None
     versions = {span.weight_version for item in stored for span in item.batch.version_spans}
     steps = {}
     for version in sorted(versions):
-        row = context.store.version(version)
-        if row is not None:
-            steps[version] = row.step
+        published = context.store.version(version)
+        if published is not None:
+            steps[version] = published.step
     return FinishedGroup(
         group=context.store.prompt_group(group_id),
         batches=tuple(item.batch for item in stored),

@@ -71,7 +71,7 @@ def _retain(context: HubContext, run_id: str, commit: StepCommit | None, group_i
     trainer_log_probs = _trainer_log_probs(context, commit)
     for group_id in group_ids:
         ranks = [rank(run_id, group_id, row.sample_index) for row in context.store.sequences(group_id)]
-        if highest is not None and min(ranks) >= highest:
+        if highest is not None and min(ranks, default=highest) >= highest:
             continue
         for stored in context.store.batches(group_id):
             for sequence in slice_batch(stored, run_id, trainer_log_probs):
@@ -88,6 +88,8 @@ def _trainer_log_probs(context: HubContext, commit: StepCommit | None) -> Mappin
         for group_id in {outcome.group_id for outcome in commit.outcomes}
         for row in context.store.sequences(group_id)
     }
+    if not all((outcome.group_id, outcome.sample_index) in lengths for outcome in commit.outcomes):
+        return {}  # a row was damaged: what belongs to which sequence is no longer known
     found, start = {}, 0
     for outcome in commit.outcomes:
         key = (outcome.group_id, outcome.sample_index)

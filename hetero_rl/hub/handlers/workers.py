@@ -5,6 +5,7 @@ import math
 
 from hetero_rl.errors import FencedError, RefusedError
 from hetero_rl.hub.handlers.context import HubContext, Topic, WorkerReport
+from hetero_rl.hub.handlers.damage import note_damage
 from hetero_rl.hub.handlers.identity import current_worker, state_alive
 from hetero_rl.hub.handlers.leasing import expire_leases, release_leases
 from hetero_rl.hub.stores.records import ProbeRow, RunRecord, SyncRow, WorkerRow
@@ -221,7 +222,8 @@ def leave(context: HubContext, identity: WorkerIdentity, reason: str) -> None:
 
 
 def sweep(context: HubContext) -> None:
-    """Declares silent workers dead and ends the leases whose time is over."""
+    """Declares silent workers dead, ends the leases whose time is over, and tells of rows that were found damaged."""
+    note_damage(context)
     now = context.clock.monotonic()
     for worker in context.store.workers():
         name = worker.request.worker_name

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import grpc
+
 from hetero_rl.errors import InvalidMessageError
 from hetero_rl.hub.blobs import BlobStore, Upload
 from hetero_rl.hub.core import HubCore
@@ -28,7 +30,7 @@ from hetero_rl.telemetry.logs import describe_process
 from hetero_rl.telemetry.tracing import record_groups, trace_run
 from hetero_rl.v1 import training_service_pb2 as pb
 from hetero_rl.wire.convert import fields, run, trajectories, weights, work
-from hetero_rl.wire.messages import DataType
+from hetero_rl.wire.messages import DataType, FinishedGroup
 from hetero_rl.wire.validation import check_blob_reference
 
 __all__ = ["TrainingServicer"]
@@ -106,7 +108,7 @@ class TrainingServicer:
         group_ids = await poll(self.core, Topic.RESULTS, wait, attempt, lambda ids: ids is not None)
         record_groups("taken", group_ids or ())
         for group_id in group_ids or ():
-            group = await self.core.run(read_finished_group, group_id)
+            group = await self._finished(group_id, context)
             await context.write(response(group=trajectories.finished_group_to_proto(group)))
 
     async def _stream_ahead(self, request: pb.TakeBatchRequest, context: RpcContext) -> None:
@@ -125,8 +127,19 @@ class TrainingServicer:
             if complete and group_id in held:
                 await context.write(pb.TakeBatchResponse(held_group_id=group_id))
                 continue
-            group = trajectories.finished_group_to_proto(await self.core.run(read_finished_group, group_id))
+            group = trajectories.finished_group_to_proto(await self._finished(group_id, context))
             await context.write(pb.TakeBatchResponse(group=group, ahead=not complete))
+
+    async def _finished(self, group_id: str, context: RpcContext) -> FinishedGroup:
+        """Reads a group; ends the call, so that it is repeated, when the group has to be generated again."""
+        group = await self.core.run(read_finished_group, group_id)
+        if group is None:
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE,
+                f"completions of group {group_id} were damaged; they are generated again",
+            )
+            raise AssertionError("abort returned")
+        return group
 
     @refusing
     async def CommitStep(self, request: pb.CommitStepRequest, context: RpcContext) -> pb.CommitStepResponse:

@@ -55,6 +55,9 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
       done inside it and nothing before.
     - A full disk MUST raise `DiskFullError` and any other failure to write `StorageError`; committed data MUST stay intact.
     - Reads MUST see the writes of the open transaction.
+    - A row of a store on disk that is not as it was stored MUST NOT be returned. Where others can stand in for it (completions,
+      outcomes, manifests, routes, probes, scores) it is passed over and told by `take_damage`; anywhere else
+      `DamagedJournalError` MUST be raised.
     - Rows that are replaced or removed MUST exist; adding a key twice MUST raise `ConflictError` and leave
       the transaction open.
     """
@@ -85,6 +88,10 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
     @abstractmethod
     def close(self) -> None:
         """Ends the store; no call may follow."""
+
+    @abstractmethod
+    def take_damage(self) -> tuple[str, ...]:
+        """What was found damaged and passed over since the last call, each thing once in the life of the process."""
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -180,6 +187,10 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
         sequences: Sequence[SequenceRow],
     ) -> None:
         """Stores completions under their submission's identity, `sequences` in the order of the batch."""
+
+    @abstractmethod
+    def drop_completions(self, group_id: str) -> None:
+        """Removes a group's completions, so that they can be stored again; that they were submitted stays known."""
 
     @abstractmethod
     def stored_indices(self, group_id: str) -> frozenset[int]:

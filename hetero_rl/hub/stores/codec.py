@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from hetero_rl.errors import DamagedError
+from hetero_rl.errors import DamagedJournalError
 
 __all__ = ["decode", "encode"]
 
@@ -36,7 +36,7 @@ def encode(value: object) -> str:
 
 
 def decode(kind: type[T], text: str) -> T:
-    """The instance that `encode` wrote; raises DamagedError when the text is not one."""
+    """The instance that `encode` wrote; raises DamagedJournalError when the text is not one."""
     if len(text) > _REMEMBERED_LONG_CHARACTERS:
         value: T = _decode(kind, text)
     elif len(text) > _REMEMBERED_CHARACTERS:
@@ -50,7 +50,7 @@ def _decode(kind: type[Any], text: str) -> Any:
     try:
         return _adapter(kind).validate_json(text)[0]
     except ValidationError as error:
-        raise DamagedError(f"the journal holds a damaged {kind.__name__}: {error}") from error
+        raise DamagedJournalError(f"the journal holds a damaged {kind.__name__}: {error}") from error
 
 
 @lru_cache(maxsize=1024)

@@ -6,17 +6,27 @@ Readers (`journal_reader`) open the same file read-only and never block the writ
 """
 
 import sqlite3
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Hashable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetero_rl.errors import DamagedError, DiskFullError, HeteroRLError, InvalidMessageError, StorageError
+from hetero_rl.errors import (
+    DamagedJournalError,
+    DiskFullError,
+    HeteroRLError,
+    InvalidMessageError,
+    StorageError,
+)
 from hetero_rl.hub.stores.base import ConflictError
 from hetero_rl.hub.stores.cache import RowCache
-from hetero_rl.hub.stores.schema import ADDED_TABLES, SCHEMA, SCHEMA_VERSION
+from hetero_rl.hub.stores.schema import ADDED_COLUMNS, ADDED_TABLES, SCHEMA, SCHEMA_VERSION
+from hetero_rl.hub.stores.sums import SUM_FUNCTION, Sums, sum_of_values
 
-__all__ = ["JournalConnection", "check_schema_version", "storage_error"]
+__all__ = ["WITHOUT_SUMS", "JournalConnection", "check_schema_version", "storage_error"]
+
+WITHOUT_SUMS = "rows_without_sums"
+"""Key in `meta` of a journal that was begun before there were sums."""
 
 Row = tuple[Any, ...]
 
@@ -28,11 +38,19 @@ def storage_error(error: sqlite3.Error, path: Path) -> HeteroRLError:
     code = getattr(error, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_FULL:
         return DiskFullError(f"no space left for {path}; what was stored before is intact: free some space")
-    if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
-        return DamagedError(
-            f"{path} is damaged or is not a journal ({error}); restore it or start a new run directory"
+    if _is_damage(error):
+        return DamagedJournalError(
+            f"{path} is damaged or is not a journal ({error}); see docs/operations.md, section Damaged journals"
         )
     return StorageError(f"{path} cannot be used: {error}")
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    # The extended codes of damage, such as SQLITE_CORRUPT_INDEX, have that of damage in their lowest byte.
+    damage = code is not None and code & 0xFF in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+    # Python's own error about a text that is no UTF-8 has no code; every text that we store is.
+    return damage or "Could not decode to UTF-8" in str(error)
 
 
 def check_schema_version(found: int, path: Path) -> None:
@@ -63,6 +81,9 @@ class JournalConnection:
         except sqlite3.Error as error:
             raise storage_error(error, path) from error
         self._changes_before = 0
+        self.sums = Sums(path, all_rows=self.row("SELECT 1 FROM meta WHERE key = ?", (WITHOUT_SUMS,)) is None)
+        self._damaged: set[Hashable] = set()
+        self._untold: list[str] = []
         self.cache = RowCache()
         """Rows read before; forgotten with whatever is undone."""
 
@@ -78,7 +99,27 @@ class JournalConnection:
         check_schema_version(version, self._path)
         if version == 0:
             self._connection.executescript(f"BEGIN;{SCHEMA};PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+        elif version < SCHEMA_VERSION:
+            self._connection.executescript(
+                f"BEGIN;{self._sums_to_add()};PRAGMA user_version={SCHEMA_VERSION};COMMIT;"
+            )
         self._connection.executescript(f"BEGIN;{ADDED_TABLES};COMMIT;")
+        self._connection.create_function(SUM_FUNCTION, -1, sum_of_values, deterministic=True)
+
+    def _sums_to_add(self) -> str:
+        """Statements that give a journal of version 1 columns for checksums, NULL for the rows that are there."""
+        known = {
+            name
+            for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+        added = [
+            f"ALTER TABLE {table} ADD COLUMN {column} INTEGER"
+            for table, columns in ADDED_COLUMNS.items()
+            if table in known
+            for column in columns
+        ]
+        note = f"INSERT INTO meta VALUES ('{WITHOUT_SUMS}', '1')"  # ruff: ignore[hardcoded-sql-expression] a name of ours
+        return ";".join((*added, note))
 
     def begin(self) -> None:
         """Opens a transaction."""
@@ -110,6 +151,17 @@ class JournalConnection:
                 self.execute("RELEASE nested")
             raise
         self.execute("RELEASE nested")
+
+    def note_damage(self, key: Hashable, what: str) -> None:
+        """Remembers that a damaged row was passed over; `key` is what it is of, so that it is told once."""
+        if key not in self._damaged:
+            self._damaged.add(key)
+            self._untold.append(what)
+
+    def take_damage(self) -> tuple[str, ...]:
+        """What was noted since the last call."""
+        untold, self._untold = tuple(self._untold), []
+        return untold
 
     def execute(self, statement: str, values: Iterable[Any] = ()) -> int:
         """Runs a statement; returns the row id that it inserted, or 0."""

@@ -116,6 +116,10 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
     def probe_write(self) -> None:
         """See `HubStore`."""
 
+    def take_damage(self) -> tuple[str, ...]:  # ruff: ignore[no-self-use] nothing flips bits of this store
+        """See `HubStore`."""
+        return ()
+
     def close(self) -> None:
         """See `HubStore`."""
 
@@ -231,6 +235,15 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
         for row in sequences:
             _add_once(self._tables.sequences, (row.group_id, row.sample_index), row)
         self._tables.columns[submission] = StoredBatch(batch, submission.worker_name, backend)
+
+    def drop_completions(self, group_id: str) -> None:
+        """See `HubStore`."""
+        self._tables.sequences = {
+            key: row for key, row in self._tables.sequences.items() if row.group_id != group_id
+        }
+        self._tables.columns = {
+            key: stored for key, stored in self._tables.columns.items() if stored.batch.group_id != group_id
+        }
 
     def stored_indices(self, group_id: str) -> frozenset[int]:
         """See `HubStore`."""

@@ -5,9 +5,11 @@ stay for ever; bulk (`columns`, prompts, trainer log-probabilities, weight blobs
 except for the reservoir in `retained`.
 """
 
-__all__ = ["ADDED_TABLES", "SCHEMA", "SCHEMA_VERSION"]
+__all__ = ["ADDED_COLUMNS", "ADDED_TABLES", "SCHEMA", "SCHEMA_VERSION", "SUMS_SINCE"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+SUMS_SINCE = 2
+"""Schema version from which on rows have checksums. Columns that end in `sum` are those of `stores.sums`; which values they cover is said where they are read."""
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -19,7 +21,8 @@ CREATE TABLE run (
     trainer_epoch INTEGER NOT NULL,
     state INTEGER NOT NULL,             -- RunState
     committed_step INTEGER NOT NULL,
-    pruned_step INTEGER NOT NULL
+    pruned_step INTEGER NOT NULL,
+    row_sum INTEGER
 ) STRICT;
 
 CREATE TABLE groups (
@@ -33,7 +36,8 @@ CREATE TABLE groups (
     attempts INTEGER NOT NULL,
     admitted_step INTEGER NOT NULL,     -- -1: never leased
     oldest_step INTEGER NOT NULL,       -- -1: no tokens
-    stored INTEGER NOT NULL
+    stored INTEGER NOT NULL,
+    row_sum INTEGER
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX groups_by_state ON groups (purpose, state, ordinal, group_id);
 CREATE INDEX groups_by_step ON groups (purpose, step, ordinal);
@@ -42,7 +46,8 @@ CREATE TABLE prompts (
     group_id TEXT PRIMARY KEY,
     prompt_token_ids BLOB NOT NULL,     -- int32, little-endian
     sampling TEXT NOT NULL,             -- SamplingParameters as JSON
-    payload BLOB NOT NULL               -- the trainer's own data
+    payload BLOB NOT NULL,              -- the trainer's own data
+    row_sum INTEGER
 ) STRICT;
 
 CREATE TABLE leases (
@@ -52,7 +57,8 @@ CREATE TABLE leases (
     worker_epoch INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     min_weight_version INTEGER NOT NULL,
-    sample_indices TEXT NOT NULL        -- JSON array
+    sample_indices TEXT NOT NULL,       -- JSON array
+    row_sum INTEGER
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX leases_by_worker ON leases (worker_name);
 
@@ -66,6 +72,7 @@ CREATE TABLE submissions (
     backend TEXT NOT NULL,
     numerics_id TEXT NOT NULL,
     generation_seconds REAL NOT NULL,
+    row_sum INTEGER,
     UNIQUE (worker_name, worker_epoch, sequence)
 ) STRICT;
 
@@ -92,7 +99,8 @@ CREATE TABLE columns (
     version_spans BLOB NOT NULL,        -- int64: sample, start, end, weight version of each span
     expert_ids BLOB,                    -- int32
     expert_layers INTEGER,
-    expert_top_k INTEGER
+    expert_top_k INTEGER,
+    row_sum INTEGER
 ) STRICT;
 CREATE INDEX columns_by_group ON columns (group_id);
 
@@ -103,7 +111,8 @@ CREATE TABLE retained (
     token_ids BLOB NOT NULL,
     log_probs BLOB,
     action_mask BLOB,
-    trainer_log_probs BLOB
+    trainer_log_probs BLOB,
+    row_sum INTEGER
 ) STRICT;
 CREATE INDEX retained_by_group ON retained (group_id);
 
@@ -113,7 +122,9 @@ CREATE TABLE versions (
     state_digest TEXT NOT NULL,
     abandoned INTEGER NOT NULL,
     pruned INTEGER NOT NULL,
-    manifest TEXT NOT NULL              -- WeightManifest as JSON
+    manifest TEXT NOT NULL,             -- WeightManifest as JSON
+    row_sum INTEGER,
+    manifest_sum INTEGER
 ) STRICT;
 
 CREATE TABLE steps (
@@ -122,6 +133,9 @@ CREATE TABLE steps (
     trainer_epoch INTEGER NOT NULL,
     committed_at REAL NOT NULL,         -- seconds since the epoch
     abandoned INTEGER NOT NULL,
+    row_sum INTEGER,
+    outcomes_sum INTEGER,
+    log_probs_sum INTEGER,
     log_probs BLOB                      -- float32, in the order of outcomes.position
 ) STRICT;
 CREATE UNIQUE INDEX steps_that_count ON steps (step) WHERE abandoned = 0;
@@ -155,7 +169,8 @@ CREATE TABLE workers (
     last_probe TEXT,                    -- ProbeResult as JSON
     must_pass_probe INTEGER NOT NULL,
     draining INTEGER NOT NULL,
-    former_boot_ids TEXT NOT NULL       -- JSON array
+    former_boot_ids TEXT NOT NULL,      -- JSON array
+    row_sum INTEGER
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE probes (
@@ -170,7 +185,8 @@ CREATE TABLE probes (
     tokens INTEGER NOT NULL,
     accepted INTEGER NOT NULL,
     occurred_at REAL NOT NULL,
-    log_probs BLOB                      -- float32
+    log_probs BLOB,                     -- float32
+    row_sum INTEGER
 ) STRICT;
 CREATE INDEX probes_by_worker ON probes (worker_name);
 
@@ -191,7 +207,8 @@ CREATE TABLE IF NOT EXISTS scores (
     worker_name TEXT NOT NULL,
     state INTEGER NOT NULL,             -- ScoreState
     submission TEXT UNIQUE,             -- worker name/epoch/sequence; NULL until there
-    row TEXT NOT NULL                   -- ScoreRow as JSON
+    row TEXT NOT NULL,                  -- ScoreRow as JSON
+    row_sum INTEGER
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS scores_by_worker ON scores (worker_name, state);
 
@@ -202,6 +219,7 @@ CREATE TABLE IF NOT EXISTS syncs (
     weight_version INTEGER NOT NULL,
     occurred_at REAL NOT NULL,          -- seconds since the epoch, when the hub heard of it
     sync TEXT NOT NULL,                 -- WeightSync as JSON
+    row_sum INTEGER,
     UNIQUE (worker_name, worker_epoch, weight_version)
 ) STRICT;
 
@@ -210,7 +228,26 @@ CREATE TABLE IF NOT EXISTS routes (     -- ways to a version besides the one in 
     base_version INTEGER NOT NULL,      -- 0: a full copy
     pruned INTEGER NOT NULL,
     manifest TEXT NOT NULL,             -- WeightManifest as JSON
+    row_sum INTEGER,
     PRIMARY KEY (version, base_version)
 ) STRICT, WITHOUT ROWID;
 """
 """Tables that came after the first journals of this version: made whenever a hub opens one, so that older runs go on."""
+
+ADDED_COLUMNS = {
+    "run": ("row_sum",),
+    "groups": ("row_sum",),
+    "prompts": ("row_sum",),
+    "leases": ("row_sum",),
+    "submissions": ("row_sum",),
+    "columns": ("row_sum",),
+    "retained": ("row_sum",),
+    "versions": ("row_sum", "manifest_sum"),
+    "steps": ("row_sum", "outcomes_sum", "log_probs_sum"),
+    "workers": ("row_sum",),
+    "probes": ("row_sum",),
+    "scores": ("row_sum",),
+    "syncs": ("row_sum",),
+    "routes": ("row_sum",),
+}
+"""Columns that journals of version 1 lack, by table; all of them hold integers or NULL."""

@@ -10,6 +10,7 @@ from hetero_rl.hub.stores.base import ConflictError, HubStore
 from hetero_rl.hub.stores.codec import decode, encode
 from hetero_rl.hub.stores.connection import JournalConnection, Row
 from hetero_rl.hub.stores.records import GroupRow, GroupState, LeaseRow, RunRecord, RunState
+from hetero_rl.hub.stores.sums import row_sum
 from hetero_rl.wire.columns import Int32Bytes
 from hetero_rl.wire.messages import PromptGroup, Purpose, RunRequest, SamplingParameters
 
@@ -17,18 +18,38 @@ __all__ = ["GroupTables"]
 
 _GROUP_FIELDS = tuple(field.name for field in dataclasses.fields(GroupRow))
 _GROUP_COLUMNS = ", ".join(_GROUP_FIELDS)
-_SELECT_GROUP = f"SELECT {_GROUP_COLUMNS} FROM groups"  # ruff: ignore[hardcoded-sql-expression] names of our own fields
-_INSERT_GROUP = f"INSERT INTO groups ({_GROUP_COLUMNS}) VALUES ({', '.join('?' * len(_GROUP_FIELDS))})"  # ruff: ignore[hardcoded-sql-expression] the same
+_SELECT_GROUP = f"SELECT {_GROUP_COLUMNS}, row_sum FROM groups"  # ruff: ignore[hardcoded-sql-expression] names of our own fields
+_INSERT_GROUP = f"INSERT INTO groups VALUES ({', '.join('?' * (len(_GROUP_FIELDS) + 1))})"  # ruff: ignore[hardcoded-sql-expression] the same
 # SQLite rewrites the entry of every index whose columns a statement sets, also to the value they have: most updates leave
 # the step alone, and then the index by step.
 _UPDATE_GROUP_IN_PLACE = (
-    "UPDATE groups SET state = ?, attempts = ?, admitted_step = ?, oldest_step = ?, stored = ? "
+    "UPDATE groups SET state = ?, attempts = ?, admitted_step = ?, oldest_step = ?, stored = ?, row_sum = ? "
     "WHERE group_id = ? AND step = ?"
 )
 _UPDATE_GROUP = (
-    "UPDATE groups SET state = ?, step = ?, attempts = ?, admitted_step = ?, oldest_step = ?, stored = ? "
+    "UPDATE groups SET state = ?, step = ?, attempts = ?, admitted_step = ?, oldest_step = ?, stored = ?, row_sum = ? "
     "WHERE group_id = ?"
 )
+
+
+_PROMPT = "SELECT prompt_token_ids, sampling, payload, row_sum FROM prompts WHERE group_id = ?"
+
+
+def _group_values(row: GroupRow) -> tuple[object, ...]:
+    """A row's values in the order of its columns, which is that of its fields."""
+    return (
+        row.group_id,
+        int(row.purpose),
+        row.ordinal,
+        row.group_size,
+        row.min_weight_version,
+        int(row.state),
+        row.step,
+        row.attempts,
+        row.admitted_step,
+        row.oldest_step,
+        row.stored,
+    )
 
 
 def _group_row(row: Row) -> GroupRow:
@@ -66,9 +87,12 @@ class GroupTables(HubStore):
         return self._journal.cache.get("run", None, self._run)
 
     def _run(self) -> RunRecord | None:
-        row = self._journal.row("SELECT request, trainer_epoch, state, committed_step, pruned_step FROM run")
+        row = self._journal.row(
+            "SELECT request, trainer_epoch, state, committed_step, pruned_step, run_id, row_sum FROM run"
+        )
         if row is None:
             return None
+        self._journal.sums.require("the run", row[-1], row[:-1])
         return RunRecord(
             request=decode(RunRequest, row[0]),
             trainer_epoch=row[1],
@@ -80,16 +104,18 @@ class GroupTables(HubStore):
     def put_run(self, run: RunRecord) -> None:
         """See `HubStore`."""
         self._journal.cache.forget("run")
+        values = (
+            encode(run.request),
+            run.trainer_epoch,
+            int(run.state),
+            run.committed_step,
+            run.pruned_step,
+            run.request.run_id,
+        )
         self._journal.execute(
-            "INSERT OR REPLACE INTO run VALUES (1, ?, ?, ?, ?, ?, ?)",
-            (
-                run.request.run_id,
-                encode(run.request),
-                run.trainer_epoch,
-                int(run.state),
-                run.committed_step,
-                run.pruned_step,
-            ),
+            "INSERT OR REPLACE INTO run (one, request, trainer_epoch, state, committed_step, pruned_step, run_id, row_sum) "
+            "VALUES (1, ?, ?, ?, ?, ?, ?, ?)",
+            (*values, row_sum(values)),
         )
 
     def add_group(self, group: PromptGroup) -> None:
@@ -102,10 +128,13 @@ class GroupTables(HubStore):
             min_weight_version=group.min_weight_version,
         )
         self._journal.cache.drop("group", group.group_id)
-        self._journal.execute(_INSERT_GROUP, (getattr(row, name) for name in _GROUP_FIELDS))
+        values = _group_values(row)
+        self._journal.execute(_INSERT_GROUP, (*values, row_sum(values)))
+        prompt, sampling = group.prompt_token_ids, encode(group.sampling)
+        prompt_sum = row_sum((group.group_id, sampling), prompt, group.payload)
         self._journal.execute(
-            "INSERT INTO prompts VALUES (?, ?, ?, ?)",
-            (group.group_id, group.prompt_token_ids, encode(group.sampling), group.payload),
+            "INSERT INTO prompts VALUES (?, ?, ?, ?, ?)",
+            (group.group_id, prompt, sampling, group.payload, prompt_sum),
         )
 
     def group(self, group_id: str) -> GroupRow | None:
@@ -114,26 +143,28 @@ class GroupTables(HubStore):
 
     def _group(self, group_id: str) -> GroupRow | None:
         row = self._journal.row(f"{_SELECT_GROUP} WHERE group_id = ?", (group_id,))
-        return None if row is None else _group_row(row)
+        return None if row is None else self._checked_group(row)
+
+    def _checked_group(self, row: Row) -> GroupRow:
+        *values, found = row
+        self._journal.sums.require(f"group {values[0]!r}", found, values)
+        return _group_row(tuple(values))
 
     def prompt_group(self, group_id: str) -> PromptGroup:
         """See `HubStore`."""
         row = self.group(group_id)
-        bulk = self._journal.row(
-            "SELECT prompt_token_ids, sampling, payload FROM prompts WHERE group_id = ?", (group_id,)
-        )
-        if row is None or bulk is None:
+        prompt_token_ids, sampling, payload = self._prompt(group_id)
+        if row is None:
             raise ConflictError(f"group {group_id!r} is not in the journal")
-        sampling = decode(SamplingParameters, bulk[1])
         self._journal.cache.put("sampling", group_id, sampling)
         return PromptGroup(
             group_id=group_id,
             ordinal=row.ordinal,
-            prompt_token_ids=Int32Bytes(bulk[0]),
+            prompt_token_ids=prompt_token_ids,
             group_size=row.group_size,
             sampling=sampling,
             purpose=row.purpose,
-            payload=bulk[2],
+            payload=payload,
             min_weight_version=row.min_weight_version,
         )
 
@@ -142,15 +173,24 @@ class GroupTables(HubStore):
         return self._journal.cache.get("sampling", group_id, lambda: self._sampling(group_id))
 
     def _sampling(self, group_id: str) -> SamplingParameters:
-        found = self._journal.row("SELECT sampling FROM prompts WHERE group_id = ?", (group_id,))
-        if found is None:
+        return self._prompt(group_id)[1]
+
+    def _prompt(self, group_id: str) -> tuple[Int32Bytes, SamplingParameters, bytes]:
+        """Prompt, sampling and payload of a group."""
+        row = self._journal.row(_PROMPT, (group_id,))
+        if row is None:
             raise ConflictError(f"group {group_id!r} is not in the journal")
-        return decode(SamplingParameters, found[0])
+        prompt, sampling, payload, found = row
+        self._journal.sums.require(
+            f"the prompt of group {group_id!r}", found, (group_id, sampling), prompt, payload
+        )
+        return Int32Bytes(prompt), decode(SamplingParameters, sampling), payload
 
     def put_group(self, row: GroupRow) -> None:
         """See `HubStore`."""
         self._journal.cache.drop("group", row.group_id)
-        values = (row.attempts, row.admitted_step, row.oldest_step, row.stored, row.group_id)
+        found = row_sum(_group_values(row))
+        values = (row.attempts, row.admitted_step, row.oldest_step, row.stored, found, row.group_id)
         changed = self._journal.update(_UPDATE_GROUP_IN_PLACE, (int(row.state), *values, row.step))
         if not changed:
             changed = self._journal.update(_UPDATE_GROUP, (int(row.state), row.step, *values))
@@ -166,7 +206,7 @@ class GroupTables(HubStore):
             f"{_SELECT_GROUP} WHERE purpose = ? AND state = ? ORDER BY ordinal, group_id LIMIT ?",
             (int(purpose), int(GroupState.QUEUED), limit),
         )
-        return tuple(map(_group_row, rows))
+        return tuple(map(self._checked_group, rows))
 
     def unassigned_training_groups(self) -> tuple[GroupRow, ...]:
         """See `HubStore`."""
@@ -177,7 +217,7 @@ class GroupTables(HubStore):
         rows = self._journal.rows(
             f"{_SELECT_GROUP} WHERE purpose = ? AND step = ? ORDER BY ordinal", (int(Purpose.TRAIN), step)
         )
-        return tuple(map(_group_row, rows))
+        return tuple(map(self._checked_group, rows))
 
     def last_assigned_step(self) -> int:
         """See `HubStore`."""
@@ -206,17 +246,17 @@ class GroupTables(HubStore):
 
     def add_lease(self, lease: LeaseRow) -> None:
         """See `HubStore`."""
+        values = (
+            lease.lease_id,
+            lease.group_id,
+            lease.worker_name,
+            lease.worker_epoch,
+            lease.attempt,
+            lease.min_weight_version,
+            json.dumps(lease.sample_indices),
+        )
         self._journal.execute(
-            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                lease.lease_id,
-                lease.group_id,
-                lease.worker_name,
-                lease.worker_epoch,
-                lease.attempt,
-                lease.min_weight_version,
-                json.dumps(lease.sample_indices),
-            ),
+            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, row_sum(values))
         )
         self._journal.cache.put("lease", lease.lease_id, lease)
 
@@ -226,7 +266,12 @@ class GroupTables(HubStore):
 
     def _lease(self, lease_id: str) -> LeaseRow | None:
         row = self._journal.row("SELECT * FROM leases WHERE lease_id = ?", (lease_id,))
-        return None if row is None else _lease_row(row)
+        return None if row is None else self._checked_lease(row)
+
+    def _checked_lease(self, row: Row) -> LeaseRow:
+        *values, found = row
+        self._journal.sums.require(f"lease {values[0]!r}", found, values)
+        return _lease_row(tuple(values))
 
     def leases(self, worker_name: str | None = None) -> tuple[LeaseRow, ...]:
         """See `HubStore`."""
@@ -236,7 +281,7 @@ class GroupTables(HubStore):
             rows = self._journal.rows(
                 "SELECT * FROM leases WHERE worker_name = ? ORDER BY lease_id", (worker_name,)
             )
-        return tuple(map(_lease_row, rows))
+        return tuple(map(self._checked_lease, rows))
 
     def remove_lease(self, lease_id: str) -> None:
         """See `HubStore`."""

@@ -1,33 +1,55 @@
 """Statements on submitted completions, and on the reservoir of those whose tokens are kept."""
 
 import array
+import itertools
+import operator
 from collections.abc import Sequence
+from itertools import starmap
+from typing import Any
 
 from hetero_rl.hub.stores.base import HubStore
 from hetero_rl.hub.stores.connection import JournalConnection, Row
 from hetero_rl.hub.stores.records import GroupState, RetainedSequence, SequenceRow, StoredBatch, SubmissionId
+from hetero_rl.hub.stores.sums import real, row_sum
 from hetero_rl.wire.columns import Float32Bytes, Int32Bytes, UInt8Bytes
 from hetero_rl.wire.messages import FinishReason, Purpose, RoutedExperts, TrajectoryBatch, VersionSpan
 
 __all__ = ["ResultTables"]
 
 _BATCHES = """
-SELECT submission_id, worker_name, backend, numerics_id, generation_seconds, token_ids, log_probs, action_mask,
-    version_spans, expert_ids, expert_layers, expert_top_k
+SELECT submission_id, worker_name, worker_epoch, sequence, lease_id, submissions.group_id, backend, numerics_id,
+    generation_seconds, submissions.row_sum, token_ids, log_probs, action_mask, version_spans, expert_ids, expert_layers,
+    expert_top_k, columns.row_sum
 FROM columns JOIN submissions USING (submission_id) WHERE columns.group_id = ? ORDER BY submission_id
 """
+_SAMPLES = """
+SELECT group_id, sample_index, position, length, finish_reason, oldest_version, newest_version, oldest_step, newest_step
+FROM sequences WHERE group_id = ? AND submission_id = ? ORDER BY position
+"""
+_INSERT_SEQUENCE = """
+INSERT INTO sequences (submission_id, group_id, sample_index, position, length, finish_reason, oldest_version,
+    newest_version, oldest_step, newest_step)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
 _SEQUENCES = """
-SELECT group_id, sample_index, length, finish_reason, oldest_version, newest_version, oldest_step, newest_step
-FROM sequences WHERE group_id = ? ORDER BY sample_index
+SELECT submission_id, worker_name, worker_epoch, sequence, lease_id, submissions.group_id, backend, numerics_id,
+    generation_seconds, row_sum, sequences.group_id, sample_index, position, length, finish_reason, oldest_version,
+    newest_version, oldest_step, newest_step
+FROM sequences JOIN submissions USING (submission_id) WHERE sequences.group_id = ? ORDER BY submission_id, position
 """
 _PRUNABLE = """
 SELECT DISTINCT columns.group_id FROM columns JOIN groups USING (group_id)
 WHERE purpose = ? AND state = ? AND step <= ? ORDER BY columns.group_id
 """
 _DROP_PROMPTS = """
-UPDATE prompts SET prompt_token_ids = x'', payload = x'' WHERE group_id = ?
+UPDATE prompts SET prompt_token_ids = x'', payload = x'', row_sum = row_sum(group_id, sampling, x'', x'') WHERE group_id = ?
     AND NOT EXISTS (SELECT 1 FROM retained WHERE retained.group_id = prompts.group_id)
 """
+
+
+_HEADER = 8
+"""Values of a row of `submissions` in `_BATCHES` and `_SEQUENCES`, between its id and its sum."""
+_BY_SUBMISSION = operator.itemgetter(slice(_HEADER + 2))
 
 
 def _pack_spans(spans: Sequence[VersionSpan]) -> bytes:
@@ -42,24 +64,63 @@ def _unpack_spans(packed: bytes) -> tuple[VersionSpan, ...]:
     return tuple(VersionSpan(*numbers[start : start + 4]) for start in range(0, len(numbers), 4))
 
 
-def _batch(group_id: str, columns: Row, samples: list[Row]) -> TrajectoryBatch:
-    numerics_id, seconds, token_ids, log_probs, action_mask, spans, expert_ids, layers, top_k = columns
+def _sample_values(position: int, row: SequenceRow) -> tuple[object, ...]:
+    """A row of `sequences` in the order of `_SAMPLES`."""
+    return (
+        row.group_id,
+        row.sample_index,
+        position,
+        row.length,
+        int(row.finish_reason),
+        row.oldest_version,
+        row.newest_version,
+        row.oldest_step,
+        row.newest_step,
+    )
+
+
+def _sequence_row(values: Row) -> SequenceRow:
+    """The row that `_sample_values` took apart."""
+    group_id, sample_index, _, length, finish_reason, *versions_and_steps = values
+    oldest_version, newest_version, oldest_step, newest_step = versions_and_steps
+    return SequenceRow(
+        group_id=group_id,
+        sample_index=sample_index,
+        length=length,
+        finish_reason=FinishReason(finish_reason),
+        oldest_version=oldest_version,
+        newest_version=newest_version,
+        oldest_step=oldest_step,
+        newest_step=newest_step,
+    )
+
+
+def _covered(submission_id: int, group_id: str, columns: Row) -> tuple[Any, ...]:
+    """What the sum of a row of `columns` covers: its numbers, and each blob."""
+    *blobs, layers, top_k = columns
+    return ((submission_id, group_id, layers, top_k), *blobs)
+
+
+def _stored_batch(header: Row, columns: Row, samples: list[Row]) -> StoredBatch:
+    worker_name, _, _, _, group_id, backend, numerics_id, seconds = header
+    token_ids, log_probs, action_mask, spans, expert_ids, layers, top_k = columns
     experts = None
     if expert_ids is not None:
         experts = RoutedExperts(expert_ids=Int32Bytes(expert_ids), layers=layers, top_k=top_k)
-    return TrajectoryBatch(
+    batch = TrajectoryBatch(
         group_id=group_id,
-        sample_indices=tuple(row[0] for row in samples),
-        lengths=tuple(row[1] for row in samples),
+        sample_indices=tuple(row[1] for row in samples),
+        lengths=tuple(row[3] for row in samples),
         token_ids=Int32Bytes(token_ids),
         log_probs=None if log_probs is None else Float32Bytes(log_probs),
         version_spans=_unpack_spans(spans),
-        finish_reasons=tuple(FinishReason(row[2]) for row in samples),
+        finish_reasons=tuple(FinishReason(row[4]) for row in samples),
         numerics_id=numerics_id,
         generation_seconds=seconds,
         action_mask=None if action_mask is None else UInt8Bytes(action_mask),
         routed_experts=experts,
     )
+    return StoredBatch(batch, worker_name, backend)
 
 
 class ResultTables(HubStore):
@@ -99,53 +160,47 @@ class ResultTables(HubStore):
     ) -> None:
         """See `HubStore`."""
         last = max(self._last_sequence(submission), submission.sequence)
+        header = (
+            submission.worker_name,
+            submission.worker_epoch,
+            submission.sequence,
+            lease_id,
+            batch.group_id,
+            backend,
+            batch.numerics_id,
+            real(batch.generation_seconds),
+        )
+        samples = list(starmap(_sample_values, enumerate(sequences)))
         submission_id = self._journal.execute(
-            "INSERT INTO submissions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                submission.worker_name,
-                submission.worker_epoch,
-                submission.sequence,
-                lease_id,
-                batch.group_id,
-                backend,
-                batch.numerics_id,
-                batch.generation_seconds,
-            ),
+            "INSERT INTO submissions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*header, row_sum((header, samples))),
         )
         self._journal.cache.put("last sequence", (submission.worker_name, submission.worker_epoch), last)
-        self._journal.execute_many(
-            "INSERT INTO sequences VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    row.group_id,
-                    row.sample_index,
-                    submission_id,
-                    position,
-                    row.length,
-                    int(row.finish_reason),
-                    row.oldest_version,
-                    row.newest_version,
-                    row.oldest_step,
-                    row.newest_step,
-                )
-                for position, row in enumerate(sequences)
-            ],
-        )
+        self._journal.execute_many(_INSERT_SEQUENCE, [(submission_id, *values) for values in samples])
         experts = batch.routed_experts
+        columns = (
+            batch.token_ids,
+            batch.log_probs,
+            batch.action_mask,
+            _pack_spans(batch.version_spans),
+            experts and experts.expert_ids,
+            experts and experts.layers,
+            experts and experts.top_k,
+        )
         self._journal.execute(
-            "INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 submission_id,
                 batch.group_id,
-                batch.token_ids,
-                batch.log_probs,
-                batch.action_mask,
-                _pack_spans(batch.version_spans),
-                experts and experts.expert_ids,
-                experts and experts.layers,
-                experts and experts.top_k,
+                *columns,
+                row_sum(*_covered(submission_id, batch.group_id, columns)),
             ),
         )
+
+    def drop_completions(self, group_id: str) -> None:
+        """See `HubStore`."""
+        self._journal.execute("DELETE FROM sequences WHERE group_id = ?", (group_id,))
+        self._journal.execute("DELETE FROM columns WHERE group_id = ?", (group_id,))
 
     def stored_indices(self, group_id: str) -> frozenset[int]:
         """See `HubStore`."""
@@ -155,30 +210,29 @@ class ResultTables(HubStore):
     def batches(self, group_id: str) -> tuple[StoredBatch, ...]:
         """See `HubStore`."""
         found = []
-        for submission_id, worker_name, backend, *columns in self._journal.rows(_BATCHES, (group_id,)):
-            samples = self._journal.rows(
-                "SELECT sample_index, length, finish_reason FROM sequences "
-                "WHERE group_id = ? AND submission_id = ? ORDER BY position",
-                (group_id, submission_id),
-            )
-            found.append(StoredBatch(_batch(group_id, tuple(columns), samples), worker_name, backend))
+        for submission_id, *row in self._journal.rows(_BATCHES, (group_id,)):
+            header, columns, columns_sum = tuple(row[:_HEADER]), tuple(row[_HEADER + 1 : -1]), row[-1]
+            samples = self._journal.rows(_SAMPLES, (group_id, submission_id))
+            fits = self._journal.sums.fits
+            if fits(row[_HEADER], (header, samples)) and fits(
+                columns_sum, *_covered(submission_id, group_id, columns)
+            ):
+                found.append(_stored_batch(header, columns, samples))
+            else:
+                self._journal.note_damage(("submission", submission_id), f"completions of group {group_id}")
         return tuple(found)
 
     def sequences(self, group_id: str) -> tuple[SequenceRow, ...]:
         """See `HubStore`."""
-        return tuple(
-            SequenceRow(
-                group_id=row[0],
-                sample_index=row[1],
-                length=row[2],
-                finish_reason=FinishReason(row[3]),
-                oldest_version=row[4],
-                newest_version=row[5],
-                oldest_step=row[6],
-                newest_step=row[7],
-            )
-            for row in self._journal.rows(_SEQUENCES, (group_id,))
-        )
+        rows = self._journal.rows(_SEQUENCES, (group_id,))
+        found: list[SequenceRow] = []
+        for (submission_id, *header), part in itertools.groupby(rows, key=_BY_SUBMISSION):
+            samples = [row[_HEADER + 2 :] for row in part]
+            if self._journal.sums.fits(header[-1], (tuple(header[:-1]), samples)):
+                found += map(_sequence_row, samples)
+            else:
+                self._journal.note_damage(("submission", submission_id), f"completions of group {group_id}")
+        return tuple(sorted(found, key=lambda row: row.sample_index))
 
     def prunable_groups(self, train_step: int, evaluation_step: int) -> tuple[str, ...]:
         """See `HubStore`."""
@@ -190,17 +244,11 @@ class ResultTables(HubStore):
 
     def retain(self, sequence: RetainedSequence) -> None:
         """See `HubStore`."""
+        place = (sequence.rank, sequence.group_id, sequence.sample_index)
+        blobs = (sequence.token_ids, sequence.log_probs, sequence.action_mask, sequence.trainer_log_probs)
         self._journal.execute(
-            "INSERT OR REPLACE INTO retained VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                sequence.rank,
-                sequence.group_id,
-                sequence.sample_index,
-                sequence.token_ids,
-                sequence.log_probs,
-                sequence.action_mask,
-                sequence.trainer_log_probs,
-            ),
+            "INSERT OR REPLACE INTO retained VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (*place, *blobs, row_sum(place, *blobs)),
         )
 
     def retained_ranks(self) -> tuple[int, ...]:

@@ -45,6 +45,10 @@ class SqliteStore(GroupTables, ResultTables, StepTables, ScoreTables, FleetTable
             "INSERT INTO meta VALUES ('write_probe', '1') ON CONFLICT DO UPDATE SET value = value + 1"
         )
 
+    def take_damage(self) -> tuple[str, ...]:
+        """See `HubStore`."""
+        return self._journal.take_damage()
+
     def close(self) -> None:
         """See `HubStore`."""
         self._journal.close()
