@@ -1,9 +1,9 @@
 """What is trained, on what, and how. Part of the tree of settings (`config.tree`)."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from hetero_rl.config.section import Name, Section
 
@@ -149,7 +149,7 @@ class OptimizerConfig(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters in place of all weights. Workers get merged weights."""
+    """Low-rank adapters in place of all weights."""
 
     rank: int = Field(0, ge=0)
     """Columns of the adapters; 0 trains all weights. Needs peft (extra `lora`)."""
@@ -157,6 +157,17 @@ class LoraConfig(Section):
     """alpha / rank multiplies what the adapters add. There is no dropout."""
     targets: tuple[str, ...] = ()
     """Linear layers that get adapters, such as "q_proj"; none names all within the decoder layers."""
+    publish: Literal["merged", "adapter"] = "merged"
+    """What workers get: "merged", the model with the adapters added, or "adapter", the frozen model once and the adapters
+    alone with every version."""
+
+    @model_validator(mode="after")
+    def _adapters_to_publish(self) -> Self:
+        if self.publish == "adapter" and not self.rank:
+            raise ValueError(
+                'publish is "adapter", but rank is 0: there are no adapters; set rank, or publish "merged"'
+            )
+        return self
 
 
 class TrainerConfig(Section):

@@ -10,7 +10,7 @@ newest version. Sampling, A against B, and reversibility need weights of one's o
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from hetero_rl.launch.hub_access import connect_fleet
 from hetero_rl.trainer.snapshots import Snapshot
 from hetero_rl.weights.encodings import supported_encodings
 from hetero_rl.weights.full import StagedVersion, stage_full, unpack_full
+from hetero_rl.weights.low_rank import merged_tensors, take_apart
 from hetero_rl.wire.clients import WeightClient
 from hetero_rl.wire.credentials import channel_credentials
 from hetero_rl.wire.messages import (
@@ -127,11 +128,20 @@ def fetch_weights(address: str, config: Config, directory: Path) -> tuple[Weight
             return await _fetched(port, directory)
 
     staged = asyncio.run(fetch())
+    tied = {entry.name: entry.tied_names for entry in staged.manifest.tensors}
     tensors: dict[str, torch.Tensor] = {}
-    for entry, (_, tensor) in zip(staged.manifest.tensors, staged.tensors(), strict=True):
+    for name, tensor in _model_tensors(staged):
         # Copied: the files go away with the directory.
-        tensors.update(dict.fromkeys((entry.name, *entry.tied_names), tensor.clone()))
+        tensors.update(dict.fromkeys((name, *tied[name]), tensor.clone()))
     return staged.manifest, Snapshot(staged.manifest.step, tensors)
+
+
+def _model_tensors(staged: "StagedVersion | HeldWeights") -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's own tensors; adapters are added in float32, which is what a worker with them beside the base computes."""
+    if staged.manifest.adapter is None:
+        return staged.tensors()
+    base, adapters = take_apart(staged, staged.manifest.adapter)
+    return merged_tensors(base, adapters, torch.float32)
 
 
 async def _fetched(port: WeightPort, directory: Path) -> "StagedVersion | HeldWeights":

@@ -130,7 +130,11 @@ def by_kind(versions: Sequence[SparsityVersion]) -> dict[str, Counts]:
 
 
 def _kind(name: str) -> str:
-    parts = [part for part in name.split(".") if part not in {"weight", "model"} and not part.isdigit()]
+    parts = [
+        part
+        for part in name.split(".")
+        if part not in {"weight", "model", "base_model"} and not part.isdigit()
+    ]
     return parts[-1] if parts else name
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetero_rl.hub.stores.records import VersionRow
+from hetero_rl.weights.adapter_rules import is_adapter_name
 from hetero_rl.weights.manifest import element_count, raw_size
 from hetero_rl.wire.messages import WeightManifest, WeightSync
 
@@ -29,6 +30,7 @@ class VersionRecord:
     base_version: int
     """0 for a full copy."""
     elements: int
+    """Of what training changes: where adapters are published, theirs, and all otherwise."""
     changed_elements: int | None
     """None for a full copy, and for a delta whose trainer did not count."""
     coded_bytes: int
@@ -37,6 +39,10 @@ class VersionRecord:
     """Bytes of a raw full copy."""
     abandoned: bool
     kept: bool
+    adapter_rank: int | None = None
+    """None for a version of plain or merged weights."""
+    base_bytes: int = 0
+    """Bytes of blobs with the frozen base, which a worker that has it does not fetch again; 0 without adapters."""
     syncs: int = 0
     """Workers that reported how they came to it; the seconds below are their medians, by their own clocks."""
     fetch_seconds: float | None = None
@@ -108,19 +114,24 @@ def version_record(
     medians = {
         name: statistics.median(getattr(sync, name) for sync in reports) for name in _SECONDS if reports
     }
-    counts = [tensor.changed_elements for tensor in manifest.tensors]
+    trained = [
+        tensor for tensor in manifest.tensors if manifest.adapter is None or is_adapter_name(tensor.name)
+    ]
+    counts = [tensor.changed_elements for tensor in trained]
     counted = [count for count in counts if count is not None]
     return VersionRecord(
         version=manifest.version,
         step=manifest.step,
         encoding=manifest.encoding.name,
         base_version=manifest.base_version,
-        elements=sum(map(element_count, manifest.tensors)),
+        elements=sum(map(element_count, trained)),
         changed_elements=sum(counted) if counts and len(counted) == len(counts) else None,
         coded_bytes=sum(blob.size for blob in manifest.blobs),
         full_bytes=sum(map(raw_size, manifest.tensors)),
         abandoned=row.abandoned,
         kept=not row.pruned,
+        adapter_rank=None if manifest.adapter is None else manifest.adapter.rank,
+        base_bytes=0 if manifest.adapter is None else _base_bytes(manifest),
         syncs=len(reports),
         encode_seconds=coding["seconds"] if coding else None,
         floor_a_bytes=coding["floor_a_bytes"] if coding else None,
@@ -129,12 +140,20 @@ def version_record(
     )
 
 
+def _base_bytes(manifest: WeightManifest) -> int:
+    """Bytes of the blobs that hold tensors of the base and no part of an adapter."""
+    base = {t.blob_index for t in manifest.tensors if t.size and not is_adapter_name(t.name)}
+    own = {t.blob_index for t in manifest.tensors if t.size and is_adapter_name(t.name)}
+    return sum(manifest.blobs[index].size for index in base - own)
+
+
 def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
     """One line for each version, and the sum."""
     table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
     for column in ("version", "step"):
         table.add_column(column, justify="right")
     table.add_column("encoding")
+    table.add_column("holds")
     for column in ("base", "changed", "bytes", "bits/change", "of full"):
         table.add_column(column, justify="right")
     table.add_column("")
@@ -143,6 +162,7 @@ def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
             str(record.version),
             str(record.step),
             record.encoding,
+            _held(record),
             str(record.base_version or "-"),
             _percent(record.density),
             f"{record.coded_bytes:,}",
@@ -184,6 +204,12 @@ def _costs_table(records: Sequence[VersionRecord]) -> Table:
             *(_seconds(getattr(record, name)) for name in _SECONDS),
         )
     return table
+
+
+def _held(record: VersionRecord) -> str:
+    if record.adapter_rank is None:
+        return "all weights"
+    return f"{'base, ' if record.base_bytes else ''}adapters of rank {record.adapter_rank}"
 
 
 def _seconds(value: float | None) -> str:

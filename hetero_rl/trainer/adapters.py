@@ -1,7 +1,8 @@
 """Low-rank adapters: W + (alpha / r) B A with W frozen (LoRA, Hu et al. 2021, arXiv:2106.09685, equation 3).
 
 trained      A [r, in] and B [out, r] of each target, float32, in peft's layers
-published    the merged matrices under the model's own names, tensor by tensor: workers know nothing of adapters
+published    merged: the matrices with the adapters added under the model's own names; or the frozen model and the adapters
+             under peft's names, of which later versions change the adapters alone (`trainer.lora.publish`)
 stored       the merged model, and the adapters under peft's names; the frozen model is that of `model.path`
 reference    the same model with B = 0: exactly the frozen one, without a second copy
 """
@@ -20,9 +21,18 @@ from hetero_rl.config.tree import LoraConfig
 from hetero_rl.errors import ConfigError
 from hetero_rl.trainer.output_head import decoder_layers
 from hetero_rl.trainer.policy import Policy
+from hetero_rl.weights.adapter_rules import down_name, module_kinds, up_name
 from hetero_rl.weights.tensors import NamedTensor, distinct_tensors, raw_bytes, serving_copy
+from hetero_rl.wire.messages import AdapterDescription
 
-__all__ = ["ADAPTER_FILE", "Adapters", "adapter_config", "add_adapters", "without_adapters"]
+__all__ = [
+    "ADAPTER_FILE",
+    "Adapters",
+    "adapter_config",
+    "add_adapters",
+    "served_name",
+    "without_adapters",
+]
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _ADAPTER = "default"
@@ -39,9 +49,11 @@ class Adapters:
     names: tuple[NamedTensor, ...]
     """The model's distinct tensors as they were without adapters, without their numbers."""
     twin: Policy
-    """A model without adapters and without numbers of its own, for snapshots."""
+    """A model without numbers of its own, for snapshots: with adapters where they are published, without them otherwise."""
     base_digest: str
     """SHA-256 of the frozen model in float32."""
+    description: AdapterDescription | None = None
+    """What versions say of the adapters, but for the digest of their base; None where merged weights are published."""
 
     def merged(self, state: Mapping[str, Tensor]) -> Iterator[NamedTensor]:
         """The model's tensors with the adapters added, float32, one at a time; takes every rank's part of sharded ones.
@@ -61,13 +73,28 @@ class Adapters:
                 tensor = torch.addmm(tensor, up, down, alpha=self.scale)
             yield dataclasses.replace(named, tensor=tensor)
 
+    def base(self, state: Mapping[str, Tensor]) -> Iterator[NamedTensor]:
+        """The frozen model's tensors under its own names, sharded ones as they are."""
+        for named in self.names:
+            module, _, kind = named.name.rpartition(".")
+            own = f"{module}.base_layer.{kind}" if module in self.targets else named.name
+            yield dataclasses.replace(named, tensor=state[own])
+
     def tensors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A and B of each target under the names that peft's files have, sharded ones as they are."""
         return {
-            f"base_model.model.{module}.{part}.weight": state[f"{module}.{part}.{_ADAPTER}.weight"]
+            served_name(own): state[own]
             for module in sorted(self.targets)
-            for part in ("lora_A", "lora_B")
+            for own in (f"{module}.lora_A.{_ADAPTER}.weight", f"{module}.lora_B.{_ADAPTER}.weight")
         }
+
+
+def served_name(name: str) -> str:
+    """The name under which a parameter of a model with adapters is published and stored."""
+    for part, named in ((f".lora_A.{_ADAPTER}.weight", down_name), (f".lora_B.{_ADAPTER}.weight", up_name)):
+        if name.endswith(part):
+            return named(name.removesuffix(part))
+    return name.replace(".base_layer.", ".")
 
 
 def add_adapters(policy: Policy, config: LoraConfig, *, seed: int) -> Policy:
@@ -107,6 +134,15 @@ def add_adapters(policy: Policy, config: LoraConfig, *, seed: int) -> Policy:
             torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
             parameter.data.copy_(drawn)
     policy.model.eval()
+    if config.publish == "adapter":
+        kinds = module_kinds(targets)
+        adapters = dataclasses.replace(
+            adapters,
+            twin=policy.twin(device="meta"),
+            description=AdapterDescription(
+                rank=config.rank, alpha=config.alpha, target_modules=kinds, base_digest=""
+            ),
+        )
     return dataclasses.replace(policy, adapters=adapters)
 
 
@@ -136,7 +172,7 @@ def adapter_config(config: LoraConfig, targets: Sequence[str], base: str) -> str
         "lora_alpha": config.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted({name.rpartition(".")[2] for name in targets}),
+        "target_modules": list(module_kinds(targets)),
         "inference_mode": True,
     }
     return json.dumps(fields, indent=2) + "\n"

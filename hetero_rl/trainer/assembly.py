@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import hetero_rl
+from hetero_rl.errors import ConfigError
 from hetero_rl.tasks import Grader
 from hetero_rl.trainer.archive import VersionArchive
 from hetero_rl.trainer.checkpoint import CheckpointStore, Manifest
@@ -51,8 +52,14 @@ def open_run(local: LocalState, port: TrainingPort, patience: Patience) -> RunGr
         config_json=config.model_dump_json(),
         software_version=hetero_rl.__version__,
         resume_step=local.step,
+        adapter_weights=config.trainer.lora.publish == "adapter",
     )
     grant = patience(lambda: port.open_run(request), "opening the run")
+    if request.adapter_weights and not grant.adapter_weights:
+        raise ConfigError(
+            'trainer.lora.publish is "adapter", but the hub is older than such versions: update hetero-rl there, or publish '
+            '"merged"'
+        )
     for file, path in files:
         patience(
             lambda file=file, path=path: port.put_blob(file.blob, iter([path.read_bytes()])),  # type: ignore[misc]  # defaults bind the loop variables

@@ -189,6 +189,7 @@ class Baseline:
             step=manifest.step,
             probe_card=manifest.probe_card,
             encoding=self._anchor_encoding,
+            adapter=manifest.adapter,
         )
 
     def merged(self, base_version: int, directory: Path) -> EncodedVersion | None:
@@ -289,7 +290,9 @@ def encode_anchor(
 ) -> EncodedVersion:
     """Codes a snapshot as a full copy."""
     tensors = snapshot.difference.distinct() if snapshot.difference else distinct_tensors(snapshot.tensors)
-    return encode_full_tensors(tensors, directory, version=version, step=snapshot.step, probe_card=card)
+    return encode_full_tensors(
+        tensors, directory, version=version, step=snapshot.step, probe_card=card, adapter=snapshot.adapter
+    )
 
 
 def _coded_size(encoded: EncodedVersion) -> int:

@@ -15,7 +15,7 @@ from hetero_rl.errors import NonFiniteError, ProtocolError
 from hetero_rl.estimators import RecordedBatch
 from hetero_rl.trainer.batch import TrainingBatch
 from hetero_rl.trainer.ranks import Ranks
-from hetero_rl.trainer.sharding import policy_tensors, whole
+from hetero_rl.trainer.sharding import served_tensors, whole
 from hetero_rl.trainer.shards import write_own_shards
 from hetero_rl.trainer.state import gather_state
 from hetero_rl.trainer.step import Learner, StepResult
@@ -50,7 +50,7 @@ def follow(learner: Learner, ranks: Ranks) -> None:
             with contextlib.suppress(NonFiniteError):
                 learner.step(*_unpacked(facts, columns))
         elif name == "snapshot":
-            for named in policy_tensors(learner.policy):
+            for named in served_tensors(learner.policy, base=facts["base"]):
                 whole(named.tensor.detach())
         elif name == "state":
             gather_state(learner.policy, learner.optimizer)

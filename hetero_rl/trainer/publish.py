@@ -101,6 +101,8 @@ class Publisher:
             WeightEncoding[f"FULL_{config.anchor_encoding.upper()}"],
         )
         self._side_routes = SideRoutes(port, patience)
+        self._frozen: Snapshot | None = None
+        """Where adapters are published: one with their base, which later snapshots share."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._under_way: Future[None] | None = None
         self._side_work: Future[None] | None = None
@@ -117,14 +119,17 @@ class Publisher:
 
     def snapshot(self, step: int) -> Snapshot:
         """The policy as it would be published."""
-        return take_snapshot(self._policy, step, self.serving_dtype)
+        taken = take_snapshot(self._policy, step, self.serving_dtype, self._frozen)
+        if taken.adapter is not None:
+            self._frozen = taken
+        return taken
 
     def publish_step(self, step: int) -> int:
         """Publishes the policy as it is now and returns the version's number; copies what changed only.
 
         Waits until the version before is stored. The first version, and every one without the codec, is a snapshot.
         """
-        # Parts and unmerged matrices are compared nowhere: they are gathered and merged tensor by tensor.
+        # Parts and adapted matrices are compared nowhere: they are gathered and merged, or their base is left alone.
         if self._policy.sharded is not None or self._policy.adapters is not None:
             return self.publish(self.snapshot(step))
         self.wait()

@@ -24,6 +24,7 @@ from hetero_rl.weights.tensors import NamedTensor, distinct_tensors
 __all__ = [
     "checkpoint_activations",
     "policy_tensors",
+    "served_tensors",
     "shard_policy",
     "whole",
 ]
@@ -93,6 +94,24 @@ def policy_tensors(policy: Policy) -> Iterator[NamedTensor]:
         return
     for named in policy.sharded.names:
         yield dataclasses.replace(named, tensor=state[named.name])
+
+
+def served_tensors(policy: Policy, *, base: bool = True) -> Iterator[NamedTensor]:
+    """The tensors of a policy as versions hold them: those of `policy_tensors`, or a frozen base and adapters apart.
+
+    Args:
+        policy: The policy; every rank of a sharded one must go through all of them.
+        base: Whether the tensors of a frozen base come, too.
+    """
+    adapters = policy.adapters
+    if adapters is None or adapters.description is None:
+        yield from policy_tensors(policy)
+        return
+    state = policy.model.state_dict()
+    if base:
+        yield from adapters.base(state)
+    for name, tensor in adapters.tensors(state).items():
+        yield NamedTensor(name, tensor, ())
 
 
 def whole(tensor: Tensor) -> Tensor:

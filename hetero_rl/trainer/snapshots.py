@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hetero_rl.trainer.adapters import served_name
 from hetero_rl.trainer.layout import RowTokens
 from hetero_rl.trainer.log_probs import row_log_probs
 from hetero_rl.trainer.policy import Policy
-from hetero_rl.trainer.sharding import policy_tensors, whole
+from hetero_rl.trainer.sharding import served_tensors, whole
+from hetero_rl.weights.adapter_rules import is_adapter_name
+from hetero_rl.wire.messages import AdapterDescription
 
 if TYPE_CHECKING:
     from hetero_rl.weights.difference import Difference
@@ -33,18 +36,33 @@ class Snapshot:
     """Tied names hold the same tensor."""
     difference: "Difference | None" = None
     """What `tensors` is when it is only what changed since the version stored last; of use until the next one is."""
+    adapter: AdapterDescription | None = None
+    """What the adapters among the tensors are; None: the tensors are the model's own."""
 
 
-def take_snapshot(policy: Policy, step: int, serving_dtype: torch.dtype) -> Snapshot:
-    """Copies the policy, so that training may go on while the copy is published."""
+def take_snapshot(
+    policy: Policy, step: int, serving_dtype: torch.dtype, before: Snapshot | None = None
+) -> Snapshot:
+    """Copies the policy, so that training may go on while the copy is published.
+
+    Args:
+        policy: The policy.
+        step: Optimizer steps applied to it.
+        serving_dtype: Type of floating point tensors.
+        before: An earlier snapshot in the same type; the base of published adapters is taken from it and not copied again.
+    """
+    adapter = policy.adapters.description if policy.adapters is not None else None
+    frozen = before is not None and adapter is not None
     if policy.sharded is not None:
-        policy.sharded.ranks.command("snapshot")
+        policy.sharded.ranks.command("snapshot", {"base": not frozen})
     tensors: dict[str, Tensor] = {}
-    for named in policy_tensors(policy):
+    if before is not None and frozen:
+        tensors = {name: tensor for name, tensor in before.tensors.items() if not is_adapter_name(name)}
+    for named in served_tensors(policy, base=not frozen):
         dtype = serving_dtype if named.tensor.is_floating_point() else named.tensor.dtype
         copied = whole(named.tensor.detach()).to("cpu", dtype, copy=True).contiguous()
         tensors.update(dict.fromkeys((named.name, *named.tied_names), copied))
-    return Snapshot(step, tensors)
+    return Snapshot(step, tensors, adapter=adapter)
 
 
 class SnapshotScorer:
@@ -56,7 +74,7 @@ class SnapshotScorer:
     def under(self, snapshot: Snapshot) -> Policy:
         """A policy that computes with the snapshot's numbers in place of the parameters."""
         parameters = {
-            name: snapshot.tensors[name].to(self._twin.device, torch.float32)
+            name: snapshot.tensors[served_name(name)].to(self._twin.device, torch.float32)
             for name in self._twin.named_parameters()
         }
         return dataclasses.replace(self._twin, overrides=parameters)

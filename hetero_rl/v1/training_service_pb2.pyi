@@ -13,7 +13,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenRunRequest(_message.Message):
-    __slots__ = ("run_id", "resume_step", "groups_per_step", "max_lag", "model_digests", "model_files", "sampling", "limits", "config_json", "software_version", "total_steps")
+    __slots__ = ("run_id", "resume_step", "groups_per_step", "max_lag", "model_digests", "model_files", "sampling", "limits", "config_json", "software_version", "total_steps", "adapter_weights")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class OpenRunRequest(_message.Message):
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     resume_step: int
     groups_per_step: int
@@ -36,21 +37,24 @@ class OpenRunRequest(_message.Message):
     config_json: str
     software_version: str
     total_steps: int
-    def __init__(self, run_id: _Optional[str] = ..., resume_step: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_lag: _Optional[int] = ..., model_digests: _Optional[_Union[_worker_pb2.ModelDigests, _Mapping]] = ..., model_files: _Optional[_Iterable[_Union[_weights_pb2.ModelFile, _Mapping]]] = ..., sampling: _Optional[_Union[_work_pb2.SamplingParameters, _Mapping]] = ..., limits: _Optional[_Union[_rollout_service_pb2.Limits, _Mapping]] = ..., config_json: _Optional[str] = ..., software_version: _Optional[str] = ..., total_steps: _Optional[int] = ...) -> None: ...
+    adapter_weights: bool
+    def __init__(self, run_id: _Optional[str] = ..., resume_step: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_lag: _Optional[int] = ..., model_digests: _Optional[_Union[_worker_pb2.ModelDigests, _Mapping]] = ..., model_files: _Optional[_Iterable[_Union[_weights_pb2.ModelFile, _Mapping]]] = ..., sampling: _Optional[_Union[_work_pb2.SamplingParameters, _Mapping]] = ..., limits: _Optional[_Union[_rollout_service_pb2.Limits, _Mapping]] = ..., config_json: _Optional[str] = ..., software_version: _Optional[str] = ..., total_steps: _Optional[int] = ..., adapter_weights: bool = ...) -> None: ...
 
 class OpenRunResponse(_message.Message):
-    __slots__ = ("trainer_epoch", "latest_weight_version", "latest_state_digest", "next_train_ordinal", "credits")
+    __slots__ = ("trainer_epoch", "latest_weight_version", "latest_state_digest", "next_train_ordinal", "credits", "adapter_weights")
     TRAINER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LATEST_WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LATEST_STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     NEXT_TRAIN_ORDINAL_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     trainer_epoch: int
     latest_weight_version: int
     latest_state_digest: str
     next_train_ordinal: int
     credits: int
-    def __init__(self, trainer_epoch: _Optional[int] = ..., latest_weight_version: _Optional[int] = ..., latest_state_digest: _Optional[str] = ..., next_train_ordinal: _Optional[int] = ..., credits: _Optional[int] = ...) -> None: ...
+    adapter_weights: bool
+    def __init__(self, trainer_epoch: _Optional[int] = ..., latest_weight_version: _Optional[int] = ..., latest_state_digest: _Optional[str] = ..., next_train_ordinal: _Optional[int] = ..., credits: _Optional[int] = ..., adapter_weights: bool = ...) -> None: ...
 
 class EnqueueGroupsRequest(_message.Message):
     __slots__ = ("trainer_epoch", "groups")

@@ -86,8 +86,20 @@ class ProbeResult(_message.Message):
     log_probs: _columns_pb2.Column
     def __init__(self, weight_version: _Optional[int] = ..., mean_absolute_difference: _Optional[float] = ..., max_absolute_difference: _Optional[float] = ..., mean_difference: _Optional[float] = ..., tokens: _Optional[int] = ..., log_probs: _Optional[_Union[_columns_pb2.Column, _Mapping]] = ...) -> None: ...
 
+class AdapterDescription(_message.Message):
+    __slots__ = ("rank", "alpha", "target_modules", "base_digest")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    alpha: float
+    target_modules: _containers.RepeatedScalarFieldContainer[str]
+    base_digest: str
+    def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., target_modules: _Optional[_Iterable[str]] = ..., base_digest: _Optional[str] = ...) -> None: ...
+
 class WeightManifest(_message.Message):
-    __slots__ = ("version", "step", "encoding", "base_version", "tensors", "blobs", "state_digest", "probe_card")
+    __slots__ = ("version", "step", "encoding", "base_version", "tensors", "blobs", "state_digest", "probe_card", "adapter")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +108,7 @@ class WeightManifest(_message.Message):
     BLOBS_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROBE_CARD_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     version: int
     step: int
     encoding: WeightEncoding
@@ -104,7 +117,8 @@ class WeightManifest(_message.Message):
     blobs: _containers.RepeatedCompositeFieldContainer[BlobReference]
     state_digest: str
     probe_card: ProbeCard
-    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., encoding: _Optional[_Union[WeightEncoding, str]] = ..., base_version: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobReference, _Mapping]]] = ..., state_digest: _Optional[str] = ..., probe_card: _Optional[_Union[ProbeCard, _Mapping]] = ...) -> None: ...
+    adapter: AdapterDescription
+    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., encoding: _Optional[_Union[WeightEncoding, str]] = ..., base_version: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobReference, _Mapping]]] = ..., state_digest: _Optional[str] = ..., probe_card: _Optional[_Union[ProbeCard, _Mapping]] = ..., adapter: _Optional[_Union[AdapterDescription, _Mapping]] = ...) -> None: ...
 
 class WeightSync(_message.Message):
     __slots__ = ("weight_version", "from_version", "manifests", "fetched_bytes", "fetch_seconds", "decode_seconds", "verify_seconds", "pause_seconds", "total_seconds", "fallbacks", "relay_bypasses")

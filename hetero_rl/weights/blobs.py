@@ -63,6 +63,10 @@ class BlobWriter:
         """The blobs that are complete, in the order of their index."""
         return tuple(self._blobs)
 
+    def cut(self) -> None:
+        """Closes the present blob, so that what comes next does not change its content."""
+        self._close_blob()
+
     def add(self, data: bytes | bytearray | memoryview) -> Placement:
         """Appends the coded bytes of one tensor and says where they lie; no bytes lie at (0, 0)."""
         size = memoryview(data).nbytes

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from hetero_rl.errors import DamagedError
+from hetero_rl.weights.adapter_rules import base_digest, is_adapter_name
 from hetero_rl.weights.blobs import BLOB_BYTES, BlobFile, BlobWriter
 from hetero_rl.weights.digests import check_blob_file, digest_of_bytes, state_digest
 from hetero_rl.weights.manifest import check_manifest, raw_size
@@ -25,7 +26,13 @@ from hetero_rl.weights.tensors import (
     serving_copy,
     tensor_from_bytes,
 )
-from hetero_rl.wire.messages import ProbeCard, TensorEntry, WeightEncoding, WeightManifest
+from hetero_rl.wire.messages import (
+    AdapterDescription,
+    ProbeCard,
+    TensorEntry,
+    WeightEncoding,
+    WeightManifest,
+)
 
 __all__ = [
     "EncodedVersion",
@@ -78,6 +85,7 @@ def encode_full(
     probe_card: ProbeCard | None = None,
     blob_bytes: int = BLOB_BYTES,
     encoding: WeightEncoding = WeightEncoding.FULL_RAW,
+    adapter: AdapterDescription | None = None,
 ) -> EncodedVersion:
     """Writes a full copy of a state into blob files; extra memory is about one tensor.
 
@@ -91,6 +99,8 @@ def encode_full(
         probe_card: Goes into the manifest.
         blob_bytes: A blob is closed before it would grow beyond this.
         encoding: FULL_RAW or FULL_PLANES.
+        adapter: Of the adapters among the tensors; its base digest is computed here. Tensors of adapters come last, and in
+            blobs of their own: those of the base are the same in every version.
 
     A tensor of a type that cannot be published raises ConfigError naming it.
     """
@@ -103,6 +113,7 @@ def encode_full(
         probe_card=probe_card,
         blob_bytes=blob_bytes,
         encoding=encoding,
+        adapter=adapter,
     )
 
 
@@ -116,15 +127,18 @@ def encode_full_tensors(
     probe_card: ProbeCard | None = None,
     blob_bytes: int = BLOB_BYTES,
     encoding: WeightEncoding = WeightEncoding.FULL_RAW,
+    adapter: AdapterDescription | None = None,
 ) -> EncodedVersion:
     """`encode_full` of distinct tensors that need not be alive at once."""
-    entries = []
+    entries: list[TensorEntry] = []
     with BlobWriter(directory, blob_bytes) as writer:
         for named in tensors:
             tensor = serving_copy(named.tensor, serving_dtype)
             data = raw_bytes(tensor)
             data_type = data_type_of(named.name, tensor)
             planes = encoding is WeightEncoding.FULL_PLANES
+            if is_adapter_name(named.name) and entries and not is_adapter_name(entries[-1].name):
+                writer.cut()
             placement = writer.add(encode_planes(data_type, data) if planes else data)
             entries.append(
                 TensorEntry(
@@ -146,6 +160,7 @@ def encode_full_tensors(
         blobs=tuple(blob.reference for blob in writer.blobs),
         state_digest=state_digest(entries),
         probe_card=probe_card,
+        adapter=adapter and dataclasses.replace(adapter, base_digest=base_digest(entries)),
     )
     return EncodedVersion(manifest, writer.blobs)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hetero_rl.errors import DamagedError
 from hetero_rl.failpoints import reach
+from hetero_rl.weights.adapter_rules import is_adapter_name
 from hetero_rl.weights.arrival import BlobSource, FileSource, Verifier
 from hetero_rl.weights.blobs import BLOB_BYTES, BlobFile, BlobWriter
 from hetero_rl.weights.delta import Bits, Changes, DeltaCoder, bits_of, compare_bits
@@ -300,6 +301,11 @@ def compared(base: DeltaBase, tensors: Iterable[NamedTensor]) -> Iterator[Tensor
                 f"but version {base.manifest.version} holds {found}; publish a full copy"
             )
         old = bits_of(entry.data_type, base.raw(named.name))
+        if base.manifest.adapter is not None and not is_adapter_name(named.name):
+            yield TensorChange(
+                entry, Changes(np.empty(0, np.int64), old[:0])
+            )  # the base of adapters is frozen
+            continue
         yield TensorChange(entry, _compare(old, named.tensor, entry.data_type))
 
 
@@ -346,6 +352,7 @@ def encode_changes(
         blobs=tuple(blob.reference for blob in writer.blobs),
         state_digest=state_digest(entries),
         probe_card=probe_card,
+        adapter=base.manifest.adapter,
     )
     check_manifest(manifest)
     check_follows(manifest, base.manifest)

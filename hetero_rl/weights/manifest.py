@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 from hetero_rl.errors import DamagedError
+from hetero_rl.weights.adapter_rules import check_adapters, check_same_adapters
 from hetero_rl.weights.digests import is_digest, state_digest
 from hetero_rl.wire.messages import BlobReference, TensorEntry, WeightEncoding, WeightManifest
 
@@ -29,7 +30,7 @@ def check_manifest(manifest: WeightManifest) -> None:
 
     Checked: version numbers, digests are digests, names are unique (tied names included), shapes are bounded, every
     tensor lies inside its blob, a raw full copy has exactly the bytes of its shape, a delta names every base digest,
-    and the state digest is that of the tensors.
+    the state digest is that of the tensors, and adapters are what the manifest says of them.
     """
     _check_versions(manifest)
     _check_names(manifest.tensors)
@@ -43,6 +44,7 @@ def check_manifest(manifest: WeightManifest) -> None:
         raise DamagedError(
             f"manifest {manifest.version}: state digest {manifest.state_digest} is not that of its tensors, {expected}"
         )
+    check_adapters(manifest)
 
 
 def check_follows(manifest: WeightManifest, base: WeightManifest) -> None:
@@ -55,6 +57,7 @@ def check_follows(manifest: WeightManifest, base: WeightManifest) -> None:
             f"the delta to version {manifest.version} is against version {manifest.base_version}, "
             f"not against the held version {base.version}"
         )
+    check_same_adapters(manifest, base)
     held = {entry.name: entry for entry in base.tensors}
     sent = {entry.name for entry in manifest.tensors}
     if missing := sorted(held.keys() - sent):

@@ -4,6 +4,7 @@
      "coding": {"seconds": 0.41, "floor_a_bytes": 123456.7, "floor_b_bytes": 98765.4}}
 
 `coding` is what the trainer's coding took, and the floors of `hetero_rl.weights.floors`.
+Of versions of adapters only these are counted.
 `changed_before` counts what the delta before changed and `both` what both did; they are null for the first delta of a chain.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero_rl.weights.adapter_rules import is_adapter_name
 from hetero_rl.weights.manifest import element_count
 from hetero_rl.weights.rewind import ChangeLog
 from hetero_rl.wire.messages import WeightManifest
@@ -46,6 +48,8 @@ def sparsity_line(
     """
     tensors: dict[str, Counts] = {}
     for entry in manifest.tensors:
+        if manifest.adapter is not None and not is_adapter_name(entry.name):
+            continue  # frozen
         elements, positions = element_count(entry), log.positions(entry.name)
         if before is None:
             tensors[entry.name] = (elements, positions.size, None, None)

@@ -28,6 +28,8 @@ from hetero_rl.wire.messages import (
 if TYPE_CHECKING:
     import torch
 
+    from hetero_rl.weights.low_rank import AdapterTensors
+
 __all__ = ["Completion", "CompletionSpan", "Engine", "EngineSettings"]
 
 
@@ -87,6 +89,8 @@ class Engine(ABC):
       MUST score exactly as A did.
     - `load_weights` MUST leave the old weights serving when it raises `InvalidMessageError` (names or shapes that are
       not the model's), and MUST raise `EngineError` when the state is unknown.
+    - Where `Capabilities.adapters` is true, `load_adapted` MUST keep the same promises, and score as the base with the
+      adapters added does, however many adapters came before: nothing may add up.
     - Cancelling a `generate` MUST free its place in the engine.
     - `EngineError` MUST mean that this engine is of no use any more; what is wrong with one piece of work alone is an
       `InvalidMessageError` or a plain `BackendError`, and the engine goes on.
@@ -125,6 +129,23 @@ class Engine(ABC):
         Running completions go on with the new weights from their next token, their caches recomputed, or end before,
         as `EngineSettings.drain_before_update` says.
         """
+
+    async def load_adapted(
+        self, base: "Iterable[tuple[str, torch.Tensor]]", adapters: "AdapterTensors", version: int
+    ) -> None:
+        """Replaces the weights by a base and adapters on it; otherwise as `load_weights`.
+
+        Called only where `Capabilities.adapters` is true. Here the adapters are added to the base, which every engine whose
+        `load_weights` takes plain weights can do; one that computes with them beside the base replaces this.
+
+        Args:
+            base: The frozen model. It may be left unread when a version with the same `base_digest` is loaded.
+            adapters: On linear layers of the base.
+            version: The version of both.
+        """
+        from hetero_rl.weights.low_rank import merged_tensors
+
+        await self.load_weights(merged_tensors(base, adapters), version)
 
     @property
     @abstractmethod

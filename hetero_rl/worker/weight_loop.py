@@ -19,6 +19,7 @@ from hetero_rl.telemetry.logs import describe_process
 from hetero_rl.weights.probe import compare_probe, probe_passes, probe_score_work
 from hetero_rl.wire.messages import ProbeResult, WeightManifest
 from hetero_rl.worker.blob_cache import BlobCache
+from hetero_rl.worker.engine import Engine
 from hetero_rl.worker.relayed import RelayedWeights
 from hetero_rl.worker.resend import Backoff
 from hetero_rl.worker.session import Session
@@ -125,7 +126,7 @@ class WeightLoop:
         started = loop.time()
         session.gate.close()
         try:
-            await session.keeper.engine.load_weights(staged.tensors(), manifest.version)
+            await _load(session.keeper.engine, staged)
         except InvalidMessageError as error:
             self._unusable = manifest.version
             self._stage.drop(staged)
@@ -189,3 +190,15 @@ class WeightLoop:
             # The hub has dropped the version meanwhile; the comparison made here still counts.
             _logger.warning("the probe of version %d came too late: %s", result.weight_version, error)
             return True
+
+
+async def _load(engine: Engine, staged: "Held") -> None:
+    """Hands a version to the engine, adapters apart from their base."""
+    adapter, version = staged.manifest.adapter, staged.manifest.version
+    if adapter is None:
+        await engine.load_weights(staged.tensors(), version)
+        return
+    from hetero_rl.weights.low_rank import take_apart
+
+    base, adapters = take_apart(staged, adapter)
+    await engine.load_adapted(base, adapters, version)

@@ -21,8 +21,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from hetero_rl.certify import checks
 from hetero_rl.certify.subject import Subject, Tolerance, completion_scores, running_tokens, scored
 from hetero_rl.errors import InvalidMessageError
+from hetero_rl.weights.low_rank import AdapterTensors, Factors, merged_tensors
 from hetero_rl.wire.columns import int32_column
-from hetero_rl.wire.messages import GenerateWork, Purpose, SamplingParameters
+from hetero_rl.wire.messages import AdapterDescription, GenerateWork, Purpose, SamplingParameters
 from hetero_rl.worker.engine import Engine, EngineSettings
 from hetero_rl.worker.engines.scripted import ScriptedEngine
 from hetero_rl.worker.engines.transformers import TransformersEngine
@@ -36,6 +37,8 @@ STOP = 2
 PROMPT = (3, 5, 7, 11)
 # An engine computes in float32; prefill and decoding add up in other orders.
 ROUNDING = 1e-4
+ADAPTED = ("q_proj.weight", "down_proj.weight", "m.weight")
+"""Ends of the names of matrices that get adapters."""
 
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -80,7 +83,9 @@ def _transformers_subject(model_dir: Path, family: str, *, tied: bool) -> Subjec
 
 def _scripted_subject(model_dir: Path) -> Subject:
     (model_dir / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
-    return _subject(ScriptedEngine, model_dir, lambda seed: [("weight", torch.tensor([float(seed), 1.0]))])
+    return _subject(
+        ScriptedEngine, model_dir, lambda seed: [("m.weight", torch.tensor([[float(seed), 1.0]]))]
+    )
 
 
 def _subject(engine_class, model_dir: Path, state: Callable[[int], State]) -> Subject:
@@ -157,6 +162,23 @@ async def engine(subject):
     await engine.load_weights(subject.state(1), 1)
     yield engine
     await engine.close()
+
+
+def adapters(state: State, seed: int, *, module: str | None = None, width: int = 0) -> AdapterTensors:
+    """Random adapters of rank 2 on the base of a state; of one module and another width on request."""
+    generator = torch.Generator().manual_seed(seed)
+    described = AdapterDescription(rank=2, alpha=3.0, target_modules=(), base_digest="b" * 64)
+    adapted = {
+        name.removesuffix(".weight"): Factors(
+            torch.randn(2, tensor.shape[1] + width, generator=generator),
+            0.2 * torch.randn(tensor.shape[0], 2, generator=generator),
+        )
+        for name, tensor in state
+        if name.endswith(ADAPTED) and tensor.ndim == 2
+    }
+    if module is not None:
+        adapted = {module: next(iter(adapted.values()))}
+    return AdapterTensors(described, adapted)
 
 
 def work(*, samples=4, prompt=PROMPT, group="g", indices=None, **sampling) -> GenerateWork:
@@ -379,3 +401,61 @@ async def test_truncated_sampling_reports_the_distribution_that_was_sampled_from
     kept = {token: value - math.log(mass) for value, token in best}
     for completion in completions:
         assert completion.log_probs[0] == pytest.approx(kept[completion.token_ids[0]], abs=ROUNDING)
+
+
+# An engine that declares no adapters is refused where they are published, and is none of these.
+
+
+@pytest.fixture
+def adapting(engine):
+    """An engine that says it loads adapters."""
+    if not engine.capabilities().adapters:
+        pytest.skip("the engine declares that it loads no adapters")
+    return engine
+
+
+async def test_adapters_score_as_their_base_does_with_them_added(adapting, subject):
+    base, sequences = subject.state(1), [list(PROMPT), [9, 8, 7, 6]]
+    plain = await scored(adapting, sequences)
+    await adapting.load_adapted(base, adapters(base, 1), 2)
+    found = await scored(adapting, sequences)
+    await adapting.load_weights(merged_tensors(base, adapters(base, 1)), 3)
+    for own, added, without in zip(found, await scored(adapting, sequences), plain, strict=True):
+        assert own == pytest.approx(added, abs=ROUNDING)
+        assert own != pytest.approx(without, abs=10 * ROUNDING)
+
+
+async def test_adapters_one_after_another_leave_nothing_behind(adapting, subject):
+    base, sequences = subject.state(1), [list(PROMPT)]
+    plain = await scored(adapting, sequences)
+    await adapting.load_adapted(base, adapters(base, 1), 2)
+    first = await scored(adapting, sequences)
+    for version in range(3, 9):
+        await adapting.load_adapted(base, adapters(base, version), version)
+    await adapting.load_adapted(base, adapters(base, 1), 9)
+    again = await scored(adapting, sequences)
+    await adapting.load_weights(base, 10)
+    assert again == first
+    assert await scored(adapting, sequences) == plain
+
+
+async def test_tokens_under_adapters_have_the_log_probs_that_scoring_reports(adapting, subject):
+    base = subject.state(1)
+    await adapting.load_adapted(base, adapters(base, 4), 2)
+    completions = await adapting.generate(work(samples=8))
+    assert {span.weight_version for completion in completions for span in completion.spans} == {2}
+    for completion, scores in zip(
+        completions, await completion_scores(adapting, PROMPT, completions), strict=True
+    ):
+        assert list(completion.log_probs) == pytest.approx(scores, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("defect", [{"module": "no.such.layer"}, {"width": 1}])
+async def test_adapters_that_do_not_fit_leave_the_old_weights_serving(adapting, subject, defect):
+    base = subject.state(1)
+    await adapting.load_adapted(base, adapters(base, 1), 2)
+    before = await scored(adapting, [list(PROMPT)])
+    with pytest.raises(InvalidMessageError, match="nothing was loaded"):
+        await adapting.load_adapted(base, adapters(base, 2, **defect), 3)
+    assert adapting.loaded_version == 2
+    assert await scored(adapting, [list(PROMPT)]) == before

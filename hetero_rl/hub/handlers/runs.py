@@ -57,6 +57,7 @@ def open_run(context: HubContext, request: RunRequest) -> RunGrant:
         latest_state_digest=latest.state_digest if latest else "",
         next_train_ordinal=context.store.next_train_ordinal(),
         credits=train_credits(context, run),
+        adapter_weights=request.adapter_weights,
     )
 
 

@@ -54,8 +54,10 @@ def publish_version(
     _check_complete(context, manifest, run.request.limits.vocabulary_size)
     if manifest.base_version:
         _check_delta(context, manifest)
+    _check_kind(context, manifest, adapter_weights=run.request.adapter_weights)
     context.store.add_version(manifest)
-    context.event("version_published", f"version {manifest.version} of step {manifest.step}")
+    what = f", adapters of rank {manifest.adapter.rank}" if manifest.adapter is not None else ""
+    context.event("version_published", f"version {manifest.version} of step {manifest.step}{what}")
     context.notify(Topic.WORK | Topic.VERSIONS)
     return False, prune_versions(context, {run.pruned_step, run.committed_step})
 
@@ -107,7 +109,7 @@ def _check_same_state(manifest: WeightManifest, own: WeightManifest) -> None:
         tensors = [
             (entry.name, entry.data_type, entry.shape, entry.digest, entry.tied_names) for entry in of.tensors
         ]
-        return of.step, of.state_digest, of.probe_card, tensors
+        return of.step, of.state_digest, of.probe_card, of.adapter, tensors
 
     if state(manifest) != state(own):
         raise InvalidMessageError(
@@ -151,6 +153,25 @@ def _check_delta(context: HubContext, manifest: WeightManifest) -> None:
             name = worker.request.worker_name
             raise RefusedError(
                 f"worker {name} decodes no deltas: publish full copies, or install hetero-rl[codec] there",
+                "INCOMPATIBLE",
+                {"worker_name": name},
+            )
+
+
+def _check_kind(context: HubContext, manifest: WeightManifest, *, adapter_weights: bool) -> None:
+    """Refuses adapters in a run that did not announce them, and where a worker that joined before cannot load them."""
+    if manifest.adapter is None:
+        return
+    if not adapter_weights:
+        raise InvalidMessageError(
+            f"weight version {manifest.version} holds adapters, but the run was opened without adapter_weights",
+            "WeightManifest.adapter",
+        )
+    for worker in context.store.workers():
+        if worker.state not in _GONE and not worker.request.capabilities.adapters:
+            name = worker.request.worker_name
+            raise RefusedError(
+                f'worker {name} loads no adapters: install a newer hetero-rl there, drain it, or set trainer.lora.publish = "merged"',
                 "INCOMPATIBLE",
                 {"worker_name": name},
             )

@@ -80,6 +80,14 @@ def _check_fits(run: RunRecord, request: JoinRequest) -> None:
             "or a backend that reports the processed distribution",
             "SAMPLING_CONTRACT",
         )
+    if run.request.adapter_weights and not request.capabilities.adapters:
+        raise RefusedError(
+            f'the run publishes adapters on a frozen base (trainer.lora.publish = "adapter"), which worker '
+            f"{request.worker_name!r} of backend {request.backend!r}, hetero-rl {request.software_version}, does not say that it "
+            'loads: install a newer hetero-rl there, use an engine that does, or set trainer.lora.publish = "merged"',
+            "INCOMPATIBLE",
+            {"worker_name": request.worker_name},
+        )
     if request.capabilities.max_sequence_tokens <= sampling.max_new_tokens:
         raise RefusedError(
             f"worker {request.worker_name!r} takes sequences of {request.capabilities.max_sequence_tokens} tokens, but the "

@@ -83,6 +83,7 @@ def run_request_to_proto(request: RunRequest) -> training_service_pb2.OpenRunReq
         config_json=request.config_json,
         software_version=request.software_version,
         total_steps=request.total_steps,
+        adapter_weights=request.adapter_weights,
     )
 
 
@@ -102,6 +103,7 @@ def run_request_from_proto(message: training_service_pb2.OpenRunRequest) -> RunR
         limits=limits_from_proto(message.limits),
         config_json=message.config_json,
         software_version=message.software_version,
+        adapter_weights=message.adapter_weights,
     )
 
 
@@ -113,6 +115,7 @@ def run_grant_to_proto(grant: RunGrant) -> training_service_pb2.OpenRunResponse:
         latest_state_digest=grant.latest_state_digest,
         next_train_ordinal=grant.next_train_ordinal,
         credits=grant.credits,
+        adapter_weights=grant.adapter_weights,
     )
 
 
@@ -124,6 +127,7 @@ def run_grant_from_proto(message: training_service_pb2.OpenRunResponse) -> RunGr
         latest_state_digest=message.latest_state_digest,
         next_train_ordinal=message.next_train_ordinal,
         credits=message.credits,
+        adapter_weights=message.adapter_weights,
     )
 
 

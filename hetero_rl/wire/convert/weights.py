@@ -10,6 +10,7 @@ from hetero_rl.wire.convert import fields
 from hetero_rl.wire.convert.work import lengths_of
 from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
+    AdapterDescription,
     BlobReference,
     DataType,
     ModelFile,
@@ -162,6 +163,24 @@ def tensor_from_proto(message: weights_pb2.TensorEntry, blobs: int) -> TensorEnt
     )
 
 
+def _adapter_to_proto(adapter: AdapterDescription) -> weights_pb2.AdapterDescription:
+    return weights_pb2.AdapterDescription(
+        rank=adapter.rank,
+        alpha=adapter.alpha,
+        target_modules=adapter.target_modules,
+        base_digest=adapter.base_digest,
+    )
+
+
+def _adapter_from_proto(message: weights_pb2.AdapterDescription) -> AdapterDescription:
+    return AdapterDescription(
+        rank=fields.count_of(message, "rank", 1),
+        alpha=fields.finite_of(message, "alpha"),
+        target_modules=tuple(message.target_modules),
+        base_digest=message.base_digest,
+    )
+
+
 def manifest_to_proto(manifest: WeightManifest) -> weights_pb2.WeightManifest:
     """Packs a weight version's manifest."""
     message = weights_pb2.WeightManifest(
@@ -175,6 +194,8 @@ def manifest_to_proto(manifest: WeightManifest) -> weights_pb2.WeightManifest:
     )
     if manifest.probe_card is not None:
         message.probe_card.CopyFrom(probe_card_to_proto(manifest.probe_card))
+    if manifest.adapter is not None:
+        message.adapter.CopyFrom(_adapter_to_proto(manifest.adapter))
     return message
 
 
@@ -190,6 +211,7 @@ def manifest_from_proto(message: weights_pb2.WeightManifest) -> WeightManifest:
         blobs=tuple(blob_from_proto(blob) for blob in message.blobs),
         state_digest=message.state_digest,
         probe_card=card,
+        adapter=_adapter_from_proto(message.adapter) if message.HasField("adapter") else None,
     )
 
 

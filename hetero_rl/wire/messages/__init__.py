@@ -40,6 +40,7 @@ from hetero_rl.wire.messages.trajectories import (
     VersionSpan,
 )
 from hetero_rl.wire.messages.weights import (
+    AdapterDescription,
     BlobReference,
     DataType,
     ModelFile,
@@ -67,6 +68,7 @@ from hetero_rl.wire.messages.workers import (
 )
 
 __all__ = [
+    "AdapterDescription",
     "BlobReference",
     "Capabilities",
     "DataType",

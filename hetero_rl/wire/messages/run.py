@@ -69,6 +69,8 @@ class RunRequest:
     config_json: str
     software_version: str
     resume_step: int = 0
+    adapter_weights: bool = False
+    """Whether versions hold a frozen base and adapters, which not every worker loads."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,8 @@ class RunGrant:
     latest_state_digest: str
     next_train_ordinal: int
     credits: int
+    adapter_weights: bool = False
+    """The request's, as a hub echoes it that knows of such versions."""
 
 
 class NoWorkReason(enum.IntEnum):

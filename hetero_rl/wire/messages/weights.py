@@ -6,6 +6,7 @@ import enum
 from hetero_rl.wire.columns import Float32Bytes, Int32Bytes
 
 __all__ = [
+    "AdapterDescription",
     "BlobReference",
     "DataType",
     "ModelFile",
@@ -110,6 +111,23 @@ class ProbeResult:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterDescription:
+    """Low-rank adapters of a version: W + (alpha / rank) B A for each target W of the frozen base."""
+
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...]
+    """Last parts of the targets' names, ascending."""
+    base_digest: str
+    """State digest of the tensors that are the base."""
+
+    @property
+    def scale(self) -> float:
+        """What multiplies B A."""
+        return self.alpha / self.rank
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightManifest:
     """Everything about one weight version."""
 
@@ -123,6 +141,8 @@ class WeightManifest:
     """SHA-256 over the tensors' names and digests in order."""
     base_version: int = 0
     probe_card: ProbeCard | None = None
+    adapter: AdapterDescription | None = None
+    """What the adapters among the tensors are; None: the tensors are the model's own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,7 @@ class ScriptedEngine(Engine):
             scoring=True,
             in_flight_update=not self._settings.drain_before_update,
             processed_log_probs=False,
+            adapters=True,
             weight_encodings=(WeightEncoding.FULL_RAW,),
         )
 

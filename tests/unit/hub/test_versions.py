@@ -12,9 +12,10 @@ from hetero_rl.hub.handlers.runs import open_run
 from hetero_rl.hub.handlers.versions import add_route, get_plan, publish_version, unnamed_blobs, wanted_bases
 from hetero_rl.hub.handlers.workers import leave
 from hetero_rl.hub.stores.records import VersionRow
+from hetero_rl.weights.adapter_rules import down_name, up_name
 from hetero_rl.weights.digests import state_digest
 from hetero_rl.wire.convert.weights import manifest_to_proto
-from hetero_rl.wire.messages import DataType, ModelFile, WeightEncoding
+from hetero_rl.wire.messages import AdapterDescription, DataType, ModelFile, WeightEncoding, WorkerIdentity
 
 FULL = frozenset({WeightEncoding.FULL_RAW})
 DELTAS = FULL | {WeightEncoding.ULP_DELTA}
@@ -54,6 +55,52 @@ class TestPublish:
         hub.publish(5)
         with pytest.raises(InvalidMessageError, match="not above the latest, 5"):
             hub.publish(3)
+
+
+class TestAdapters:
+    @pytest.fixture
+    def version(self, messages):
+        """Version 1 as the base and adapters of the module "m"; each tensor is the same two float32."""
+        entry = messages.manifest(1).tensors[0]
+        tensors = tuple(
+            dataclasses.replace(entry, name=name, shape=shape)
+            for name, shape in {"m.weight": (1, 2), down_name("m"): (1, 2), up_name("m"): (1, 1)}.items()
+        )
+        one = dataclasses.replace(tensors[2], size=4)
+        tensors = (*tensors[:2], one)
+        adapter = AdapterDescription(
+            rank=1, alpha=1.0, target_modules=("m",), base_digest=state_digest(tensors[:1])
+        )
+        return dataclasses.replace(
+            messages.manifest(1), tensors=tensors, state_digest=state_digest(tensors), adapter=adapter
+        )
+
+    def test_a_run_that_announced_them_publishes_them_and_the_journal_keeps_what_they_are(
+        self, hub, messages, version
+    ):
+        grant = hub(open_run, messages.run_request(adapter_weights=True))
+        hub.upload(1)
+        assert grant.adapter_weights
+        assert hub(publish_version, 1, version) == (False, ())
+        assert hub.store.manifest(1).adapter == version.adapter
+        assert get_plan(hub.context, 0, 1, FULL)[0].adapter == version.adapter
+        assert hub.store.events(0, 100)[-1].message == "version 1 of step 0, adapters of rank 1"
+
+    def test_a_run_that_did_not_is_refused(self, hub, messages, version):
+        assert not hub(open_run, messages.run_request()).adapter_weights
+        hub.upload(1)
+        with pytest.raises(InvalidMessageError, match="opened without adapter_weights"):
+            hub(publish_version, 1, version)
+
+    def test_a_worker_that_joined_before_and_loads_none_is_named(self, hub, messages, version):
+        hub(open_run, messages.run_request())
+        hub.join()
+        hub(open_run, messages.run_request(adapter_weights=True))
+        hub.upload(1)
+        with pytest.raises(RefusedError, match="worker w1 loads no adapters"):
+            hub(publish_version, 2, version)
+        hub(leave, WorkerIdentity("w1", 1), "gone")
+        assert hub(publish_version, 2, version) == (False, ())
 
 
 class Chain:

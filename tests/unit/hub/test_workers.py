@@ -96,6 +96,20 @@ class TestJoin:
         assert caught.value.reason == "SAMPLING_CONTRACT"
         assert hub.join(capabilities=capable).worker_epoch == 1
 
+    def test_a_worker_that_loads_no_adapters_is_refused_where_they_are_published(self, hub, messages):
+        # As an old worker, which does not know the field, leaves it.
+        assert messages.join_request().capabilities.adapters is False
+        with pytest.raises(RefusedError, match=r'publish = "merged"') as caught:
+            hub.open(adapter_weights=True)
+        assert (caught.value.reason, caught.value.details) == ("INCOMPATIBLE", {"worker_name": "w1"})
+        capable = dataclasses.replace(messages.join_request().capabilities, adapters=True)
+        assert hub.join(capabilities=capable).worker_epoch == 1
+
+    def test_a_worker_that_loads_adapters_joins_a_run_of_merged_weights(self, hub, messages):
+        capable = dataclasses.replace(messages.join_request().capabilities, adapters=True)
+        hub.open()
+        assert hub.join("w2", capabilities=capable).worker_epoch == 1
+
     def test_a_worker_too_small_for_the_completions_is_refused(self, hub, messages):
         small = dataclasses.replace(messages.join_request().capabilities, max_sequence_tokens=8)
         hub.open()

@@ -8,7 +8,9 @@ from rich.console import Console
 
 from hetero_rl.hub.stores.records import VersionRow
 from hetero_rl.observe.weights import read_codings, version_record, weights_view
+from hetero_rl.weights.adapter_rules import down_name, up_name
 from hetero_rl.wire.messages import (
+    AdapterDescription,
     BlobReference,
     DataType,
     TensorEntry,
@@ -62,6 +64,28 @@ def test_what_nobody_counted_is_unknown():
 def test_a_delta_without_a_change_has_no_bits_per_change():
     record = version_record(ROW, dataclasses.replace(DELTA, tensors=(tensor("a", 900, 0, 0),), blobs=()))
     assert (record.density, record.bits_per_change, record.share_of_full) == (0.0, None, 0.0)
+
+
+def test_of_adapters_only_their_own_elements_count_and_the_base_is_told_apart():
+    down, up = (
+        dataclasses.replace(tensor(name, 100, 20, 25), blob_index=1)
+        for name in (down_name("m"), up_name("m"))
+    )
+    adapter = AdapterDescription(rank=4, alpha=8.0, target_modules=("m",), base_digest="")
+    blobs = (BlobReference("", 1800), BlobReference("", 50))
+    both = dataclasses.replace(
+        DELTA, tensors=(tensor("a", 900, 0, 1800), down, up), blobs=blobs, adapter=adapter
+    )
+    record = version_record(ROW, both)
+    alone = version_record(ROW, dataclasses.replace(both, tensors=(tensor("a", 900, 0, 0), down, up)))
+    assert (record.elements, record.changed_elements, record.density) == (200, 40, 0.2)
+    assert (record.adapter_rank, record.base_bytes, alone.base_bytes) == (4, 1800, 0)
+    console = Console(width=200, file=io.StringIO())
+    console.print(weights_view([record, alone, version_record(ROW, DELTA)]))
+    text = console.file.getvalue()
+    assert "base, adapters of rank 4" in text
+    assert text.count("adapters of rank 4") == 2
+    assert text.count("all weights") == 1
 
 
 def test_the_table_has_a_line_for_each_version_and_a_sum():

@@ -1,5 +1,6 @@
 """A tiny random model, groups written out by hand, and a hub and a task in memory."""
 
+import dataclasses
 import hashlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from hetero_rl.config.tree import Config
 from hetero_rl.tasks import Grade, GradeRequest, PendingGrades, Task, TaskItem
 from hetero_rl.trainer import local, session
 from hetero_rl.trainer.policy import Policy, load_policy
+from hetero_rl.weights.low_rank import merged_tensors, take_apart
 from hetero_rl.weights.tensors import tensor_from_bytes
 from hetero_rl.wire.columns import float32_column, int32_column
 from hetero_rl.wire.messages import (
@@ -163,6 +165,20 @@ class LettersGrader:
         self.closed = True
 
 
+@dataclasses.dataclass
+class _Loaded:
+    """A full copy out of blobs in memory."""
+
+    manifest: WeightManifest
+    blobs: Mapping[str, bytes]
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for entry in self.manifest.tensors:
+            data = self.blobs[self.manifest.blobs[entry.blob_index].digest]
+            raw = memoryview(bytearray(data[entry.offset : entry.offset + entry.size]))
+            yield entry.name, tensor_from_bytes(entry, raw)
+
+
 class MemoryHub:
     """A hub and a worker in memory: a batch of step s is sampled by the version of step s - 2 as soon as it is there.
 
@@ -193,6 +209,7 @@ class MemoryHub:
             latest_state_digest=latest.state_digest if latest else "",
             next_train_ordinal=len(self._training_groups()),
             credits=64,
+            adapter_weights=request.adapter_weights,
         )
 
     def enqueue_groups(self, groups: Sequence[PromptGroup]) -> EnqueueReceipt:
@@ -294,12 +311,13 @@ class MemoryHub:
         )
 
     def _load(self, manifest: WeightManifest) -> None:
-        for entry in manifest.tensors:
-            data = self.blobs[manifest.blobs[entry.blob_index].digest]
-            raw = memoryview(bytearray(data[entry.offset : entry.offset + entry.size]))
-            tensor = tensor_from_bytes(entry, raw)
+        version = _Loaded(manifest, self.blobs)
+        tensors = version.tensors()
+        if manifest.adapter is not None:
+            tensors = merged_tensors(*take_apart(version, manifest.adapter))
+        for name, tensor in tensors:
             with torch.no_grad():
-                self.policy.model.state_dict()[entry.name].copy_(tensor)
+                self.policy.model.state_dict()[name].copy_(tensor)
 
     @torch.no_grad()
     def _sample(

@@ -1,3 +1,4 @@
+import dataclasses
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ from hetero_rl.errors import ConfigError, DamagedError
 from hetero_rl.estimators import make_estimator
 from hetero_rl.trainer import adapters as module
 from hetero_rl.trainer.adapters import add_adapters, without_adapters
+from hetero_rl.trainer.baseline import encode_anchor
 from hetero_rl.trainer.batch import build_batch
 from hetero_rl.trainer.checkpoint import list_checkpoints
 from hetero_rl.trainer.export import export_adapters
@@ -20,6 +22,9 @@ from hetero_rl.trainer.snapshots import SnapshotScorer, take_snapshot
 from hetero_rl.trainer.state import capture_tensors, restore_tensors
 from hetero_rl.trainer.step import Learner, record
 from hetero_rl.trainer.tensor_files import write_tensors
+from hetero_rl.weights.adapter_rules import is_adapter_name
+from hetero_rl.weights.full import stage_full
+from hetero_rl.weights.low_rank import merged_tensors, take_apart
 
 pytest.importorskip("peft", reason="the extra `lora` is not installed")
 SETTINGS = LoraConfig(rank=2, alpha=6.0)
@@ -212,8 +217,70 @@ def test_without_peft_the_extra_is_named(policy, monkeypatch):
         add_adapters(policy, SETTINGS, seed=0)
 
 
+@pytest.fixture
+def apart(policy):
+    """A policy whose adapters are published beside the frozen model."""
+    return add_adapters(policy, SETTINGS.model_copy(update={"publish": "adapter"}), seed=3)
+
+
+def test_what_is_published_apart_is_the_frozen_model_and_the_adapters_and_scores_as_the_policy_does(
+    apart, batch
+):
+    before = take_snapshot(apart, 0, torch.float32)
+    learner = make_learner(apart)
+    step(learner, batch)
+
+    snapshot = take_snapshot(apart, 1, torch.float32, before)
+    scores = SnapshotScorer(apart).score(snapshot, [IDS[0].tolist()])
+
+    own = {name for name in snapshot.tensors if not is_adapter_name(name)}
+    assert own == {named.name for named in policy_tensors(apart)} | {"lm_head.weight"}
+    assert snapshot.tensors.keys() - own == apart.adapters.tensors(apart.model.state_dict()).keys()
+    assert all(snapshot.tensors[name] is before.tensors[name] for name in own)
+    assert snapshot.adapter.target_modules == (
+        "down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj",
+    )  # fmt: skip
+    assert (snapshot.adapter.rank, snapshot.adapter.scale) == (2, 3.0)
+    distribution = apart.model(input_ids=IDS).logits.log_softmax(-1)
+    expected = distribution[0, :-1].gather(-1, IDS[0, 1:, None])[:, 0]
+    assert scores == pytest.approx(expected.tolist(), abs=1e-6)
+    assert SnapshotScorer(apart).score(before, [IDS[0].tolist()]) != scores
+
+
+def test_a_version_apart_merges_into_what_is_published_merged(apart, batch, tmp_path):
+    learner = make_learner(apart)
+    for _ in range(2):
+        step(learner, batch)
+    snapshot = take_snapshot(apart, 1, torch.float32)
+    encoded = encode_anchor(snapshot, tmp_path, version=2, card=None)
+    staged = stage_full(encoded.manifest, [blob.path for blob in encoded.blobs])
+
+    merged = dict(merged_tensors(*take_apart(staged, encoded.manifest.adapter)))
+
+    expected = {named.name: named.tensor for named in policy_tensors(apart)}
+    assert list(merged) == list(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(merged[name], tensor, atol=1e-6, rtol=0)
+
+
 @pytest.mark.usefixtures("letters")
-def test_a_run_with_adapters_and_a_reference_is_resumed_bit_for_bit(make_config, make_hub, tmp_path):
+def test_a_hub_that_does_not_know_such_versions_is_found_out_before_anything_is_published(
+    make_config, make_hub, monkeypatch
+):
+    config = make_config(trainer={"lora": {"rank": 2, "publish": "adapter"}})
+    hub = make_hub()
+    grant = hub.open_run
+    monkeypatch.setattr(
+        hub, "open_run", lambda request: dataclasses.replace(grant(request), adapter_weights=False)
+    )
+    with pytest.raises(ConfigError, match="the hub is older than such versions"):
+        train(config, hub, [MemorySink()], resume=False, stop=threading.Event())
+    assert not hub.manifests
+
+
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize("publish", ["merged", "adapter"])
+def test_a_run_with_adapters_and_a_reference_is_resumed_bit_for_bit(make_config, make_hub, tmp_path, publish):
     def config(name):
         return make_config(
             run={"steps": 4, "dir": tmp_path / name},
@@ -223,7 +290,7 @@ def test_a_run_with_adapters_and_a_reference_is_resumed_bit_for_bit(make_config,
                 "groups_per_step": 2,
                 "group_size": 4,
                 "reference_kl": 0.1,
-                "lora": {"rank": 2},
+                "lora": {"rank": 2, "publish": publish},
             },
         )
 
@@ -239,6 +306,10 @@ def test_a_run_with_adapters_and_a_reference_is_resumed_bit_for_bit(make_config,
         run(config("resumed"), hub)
     resumed = run(config("resumed"), hub, resume=True)
 
+    assert {item.adapter is not None for item in hub.manifests} == {publish == "adapter"}
+    if publish == "adapter":  # each a full copy, here: the base is the same blob in all of them
+        assert len({item.blobs[0].digest for item in hub.manifests}) == 1
+        assert len({item.blobs[1].digest for item in hub.manifests}) > 1
     assert resumed[3] == straight[3]
     assert resumed[4] == straight[4]
     newest = list_checkpoints(tmp_path / "resumed" / "checkpoints")[0][1]

@@ -17,11 +17,12 @@ from hetero_rl.trainer.patience import Patience, StopSignal
 from hetero_rl.trainer.publish import Publisher
 from hetero_rl.trainer.snapshots import take_snapshot
 from hetero_rl.trainer.waits import WaitClock
+from hetero_rl.weights.adapter_rules import down_name, is_adapter_name, up_name
 from hetero_rl.weights.digests import digest_of_bytes
 from hetero_rl.weights.full import stage_full
 from hetero_rl.weights.held import HeldWeights
-from hetero_rl.weights.tensors import raw_bytes
-from hetero_rl.wire.messages import WeightEncoding
+from hetero_rl.weights.tensors import distinct_tensors, raw_bytes
+from hetero_rl.wire.messages import AdapterDescription, WeightEncoding
 
 FULL, DELTA = WeightEncoding.FULL_RAW, WeightEncoding.ULP_DELTA
 
@@ -36,7 +37,7 @@ class Model(torch.nn.Module):
 class Policy:
     model: Model
     sharded: None = None
-    adapters: None = None
+    adapters: "Adapters | None" = None
 
     def twin(self):
         return self
@@ -86,6 +87,21 @@ class Hub:
         for item, files in zip(chain[1:], paths[1:], strict=True):
             held.apply_delta(item, files)
         return {name: digest_of_bytes(raw_bytes(tensor)) for name, tensor in held.tensors()}
+
+
+class Adapters:
+    """Rank 1 on the first layer; stands in for peft's."""
+
+    description = AdapterDescription(rank=1, alpha=1.0, target_modules=("0",), base_digest="")
+
+    def __init__(self):
+        self.down, self.up = torch.ones(1, 64), torch.zeros(64, 1)
+
+    def base(self, state):
+        return distinct_tensors(state)
+
+    def tensors(self, _):
+        return {down_name("layers.0"): self.down, up_name("layers.0"): self.up}
 
 
 @pytest.fixture
@@ -173,6 +189,26 @@ def test_an_older_hub_gets_full_copies_in_place_of_deltas(hub, make, policy):
     assert hub.routes == []
     assert hub.encodings[:3] == [FULL, DELTA, DELTA]
     assert FULL in hub.encodings[4:]
+
+
+def test_with_adapters_only_these_are_coded_and_a_full_copy_uploads_no_base_again(hub, make, policy):
+    policy.adapters = Adapters()
+    publisher = make(policy, anchor_every=2)
+    for step in range(4):
+        publisher.publish_step(step)
+        policy.adapters.up[step] = 1.0  # the frozen model stays as it is
+        publisher.settle()
+
+    assert hub.encodings == [FULL, DELTA, DELTA, DELTA]
+    coded = {entry.name for version in (2, 3, 4) for entry in hub.versions[version].tensors if entry.size}
+    assert coded == {up_name("layers.0")}
+    (anchor,) = hub.routes
+    assert [blob.digest for blob in anchor.blobs][:1] == [hub.versions[1].blobs[0].digest]
+    assert anchor.state_digest == hub.versions[3].state_digest
+    assert {version.adapter for version in [*hub.versions.values(), anchor]} == {hub.versions[1].adapter}
+    fourth = hub.digests(4)
+    assert sum(map(is_adapter_name, fourth)) == 2
+    assert digests_of(policy).items() <= fourth.items()
 
 
 def resident(field):

@@ -115,6 +115,7 @@ class VllmEngine(Engine):
             scoring=True,
             in_flight_update=not self._settings.drain_before_update,
             processed_log_probs=self._started.mode == "processed",
+            adapters=True,  # added to the base in `Engine.load_adapted`: every release and vendor loads plain weights
             weight_encodings=(WeightEncoding.FULL_RAW,),
         )
 
