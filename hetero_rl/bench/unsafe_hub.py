@@ -4,7 +4,7 @@ Everything else is the hub's own code: servers, conversions, handlers, statement
 
 - sync: the disk is asked to sync before each acknowledgement;
 - checks: completions are held against lease, limits, vocabulary and versions; every submission of a call is undone alone
-  when it is refused; what was stored before is recognised, by a look-up and by a unique index.
+  when it is refused; what was stored before is recognised, by a look-up and by a unique index; rows carry checksums.
 
 Plaintext or TLS with tokens is a matter of the configuration. Left in are the conversions from the protocol, with the sizes
 that they check before taking memory: without them there would be nothing to store.
@@ -22,9 +22,11 @@ from hetero_rl.hub.handlers import results
 from hetero_rl.hub.memory import keep_freed_memory
 from hetero_rl.hub.memory_blobs import MemoryBlobStore
 from hetero_rl.hub.server import ADDRESS_FILE, hub_settings, running_hub
+from hetero_rl.hub.stores import sqlite_groups, sqlite_results
 from hetero_rl.hub.stores.records import SubmissionId
 from hetero_rl.hub.stores.schema import SCHEMA
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
+from hetero_rl.hub.stores.sums import Sums
 
 __all__ = ["GuardedStore", "Guards", "serve_with"]
 
@@ -58,6 +60,8 @@ def serve_with(guards: Guards, config: Config, directory: Path) -> None:
 async def _serve(guards: Guards, config: Config, directory: Path) -> None:
     if not guards.checks:
         setattr(results, "check_submission", _check_nothing)  # ruff: ignore[set-attr-with-constant] a name the handler imports for itself
+        for tables in (sqlite_groups, sqlite_results):
+            setattr(tables, "row_sum", _sum_nothing)  # ruff: ignore[set-attr-with-constant] likewise
     store = GuardedStore(directory / "journal.sqlite", guards)
     settings = hub_settings(config)
     async with running_hub(store, MemoryBlobStore(), settings, security=config.security) as hub:
@@ -71,6 +75,10 @@ def _check_nothing(*_arguments: Any, **_settings: Any) -> None:
     """Takes the place of `check_submission`."""
 
 
+def _sum_nothing(*_values: Any) -> None:
+    """Takes the place of `row_sum`: NULL is stored, as in the rows of a journal from before there were sums."""
+
+
 class GuardedStore(SqliteStore):
     """The hub's store, with as many of its guards as are measured."""
 
@@ -80,6 +88,7 @@ class GuardedStore(SqliteStore):
         if not guards.sync:
             self._journal.execute("PRAGMA synchronous=OFF")
         if not guards.checks:
+            self._journal.sums = Sums(path, all_rows=False)
             for statement in _SUBMISSIONS_WITHOUT_UNIQUE_INDEX.split(";"):
                 self._journal.execute(statement)
 

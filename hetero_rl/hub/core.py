@@ -3,13 +3,18 @@
       asyncio loop                                       core thread
       servicer ── await core.run(handler) ──► inbox ──►  take everything that waits
         ▲                                                BEGIN
-        │                                                  savepoint: handler 1 ─ ok ─► result
-        │                                                  savepoint: handler 2 ─ refused ─► undone alone, counted
+        │                                                  handler 1 ─ ok ─► result
+        │                                                  handler 2 ─ refused ─► counted; it had written nothing
+        │                                                  handler 3 ─ refused after it wrote ─► ROLLBACK, and all of
+        │                                                                 them once more, each in a savepoint
         │                                                COMMIT  (one fsync for all of them)
         └── results, refusals, wake-ups by topic ◄────── call_soon_threadsafe
 
 While one commit waits for the disk, the next calls gather in the inbox: the busier the hub, the more of them share a sync.
 A result is seen outside only after its commit: an acknowledgement means that the data is on disk.
+
+A savepoint copies every page that is written inside, and nearly all handlers check first and write afterwards. So savepoints
+are for the second attempt, which undoes alone what is refused; handlers can run twice, as they do when the disk fails.
 
 Who waits for whom: a servicer waits for its own call, never for another's; the thread waits for the inbox. A long poll is
 not in this picture, it is a servicer that asks again when its topic changed (`Board`). When the disk fails, every call of
@@ -29,6 +34,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from hetero_rl.errors import FencedError, HeteroRLError, InvalidMessageError, RefusedError, StorageError
 from hetero_rl.failpoints import reach
 from hetero_rl.hub.handlers.context import HubContext, Topic
+from hetero_rl.hub.stores.base import ConflictError
 
 __all__ = ["Board", "HubCore"]
 
@@ -86,6 +92,10 @@ class _Call:
     error: BaseException | None = None
 
 
+class _UndoneTogetherError(Exception):
+    """A handler was refused after it had written, and there is no savepoint to go back to."""
+
+
 class HubCore:
     """Runs handlers one after another over the store of `context`.
 
@@ -99,6 +109,7 @@ class HubCore:
         self._loop = loop
         self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._closing = False
+        self._careful = False
         self._thread = threading.Thread(target=self._work, name="hub-core", daemon=True)
         self.board = Board()
         self.writable = True
@@ -131,15 +142,8 @@ class HubCore:
             DiskFullError: The disk is full; nothing of all was stored.
         """
 
-        def each(context: HubContext) -> list[T | Exception]:
-            try:
-                # A savepoint for each copies every page that it touches, so the first attempt has one for all.
-                with context.store.nested():
-                    return [handler(context, argument) for argument in arguments]
-            except StorageError:
-                raise
-            except Exception:  # ruff: ignore[blind-except] found again below, where it is answered by itself
-                return [self._isolated(handler, argument) for argument in arguments]
+        def each(_context: HubContext) -> list[T | Exception]:
+            return [self._isolated(handler, argument) for argument in arguments]
 
         each.__name__ = getattr(handler, "__name__", "")
         return await self.run(each)
@@ -190,14 +194,8 @@ class HubCore:
 
     def _transact(self, calls: Sequence[_Call]) -> StorageError | None:
         """Runs the calls in one transaction; returns the error that undid all of them."""
-        store = self._context.store
-        self._context.changed = Topic(0)
         try:
-            store.begin()
-            for call in calls:
-                self._run_one(call)
-            _mark("before_commit", calls)
-            wrote = store.commit()
+            wrote = self._attempt(calls)
         except StorageError as error:
             _logger.warning("nothing was stored: %s", error)
             self._set_writable(works=False)
@@ -207,6 +205,26 @@ class HubCore:
             self._set_writable(works=True)
             _mark("after_commit_before_ack", calls)
         return None
+
+    def _attempt(self, calls: Sequence[_Call]) -> bool:
+        """Runs the calls and commits, with savepoints where there is something to undo; says whether anything was written."""
+        try:
+            return self._commit(calls)
+        except (_UndoneTogetherError, ConflictError, InvalidMessageError):
+            self._undo()
+        self._careful = True
+        try:
+            return self._commit(calls)
+        finally:
+            self._careful = False
+
+    def _commit(self, calls: Sequence[_Call]) -> bool:
+        self._context.changed = Topic(0)
+        self._context.store.begin()
+        for call in calls:
+            self._run_one(call)
+        _mark("before_commit", calls)
+        return self._context.store.commit()
 
     def _set_writable(self, *, works: bool) -> None:
         if works != self.writable:
@@ -228,13 +246,18 @@ class HubCore:
         self, handler: Callable[Concatenate[HubContext, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> Any:
         """What the handler returned or refused with; in the latter case nothing of it is left but a count."""
-        changed = self._context.changed
+        store, changed = self._context.store, self._context.changed
+        written = store.writes()
         try:
-            with self._context.store.nested():
+            if not self._careful:
                 return handler(self._context, *args, **kwargs)
-        except StorageError:
+            with store.nested():
+                return handler(self._context, *args, **kwargs)
+        except (StorageError, _UndoneTogetherError):
             raise  # the whole transaction is in doubt
-        except Exception as error:  # ruff: ignore[blind-except] goes to the caller; one bad call must not end the hub
+        except Exception as error:  # goes to the caller; one bad call must not end the hub
+            if not self._careful and store.writes() != written:
+                raise _UndoneTogetherError from error
             self._context.changed = changed
             self._count_refusal(error)
             return error

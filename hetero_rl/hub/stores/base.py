@@ -82,6 +82,10 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
         """Undoes what happens inside when an exception leaves it."""
 
     @abstractmethod
+    def writes(self) -> int:
+        """A number that every write changes: the same twice within a transaction means that nothing was written between."""
+
+    @abstractmethod
     def probe_write(self) -> None:
         """Writes something small, to find out whether writing works."""
 

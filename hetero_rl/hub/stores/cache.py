@@ -30,6 +30,10 @@ class RowCache:
             self.put(kind, key, row)
         return row
 
+    def known(self, kind: str, key: Hashable) -> Any:
+        """The row if it is remembered; None when it is not, or when there is no such row."""
+        return self._rows.get(kind, {}).get(key)
+
     def put(self, kind: str, key: Hashable, row: object) -> None:
         """Remembers a row as a statement has just written it."""
         rows = self._rows.setdefault(kind, {})

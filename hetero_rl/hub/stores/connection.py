@@ -1,6 +1,10 @@
 """One SQLite connection with transactions, savepoints and our own errors.
 
     call thread ──begin──► BEGIN IMMEDIATE ──nested──► SAVEPOINT ... RELEASE | ROLLBACK TO ──commit──► fsync of the WAL
+                               put_off ──► rows that wait ──► written before the next other statement, or by commit
+
+Writes that are put off go to SQLite as one statement for the rows of many calls. No statement and no savepoint ever sees the
+journal without them: whatever else is executed comes after them.
 
 Readers (`journal_reader`) open the same file read-only and never block the writer.
 """
@@ -81,9 +85,13 @@ class JournalConnection:
         except sqlite3.Error as error:
             raise storage_error(error, path) from error
         self._changes_before = 0
+        self._waiting: dict[str, list[Row]] = {}
+        self.writes = 0
+        """Grows with every write, also with those that wait or failed."""
         self.sums = Sums(path, all_rows=self.row("SELECT 1 FROM meta WHERE key = ?", (WITHOUT_SUMS,)) is None)
         self._damaged: set[Hashable] = set()
         self._untold: list[str] = []
+        self._told: list[str] = []
         self.cache = RowCache()
         """Rows read before; forgotten with whatever is undone."""
 
@@ -124,17 +132,20 @@ class JournalConnection:
     def begin(self) -> None:
         """Opens a transaction."""
         self.execute("BEGIN IMMEDIATE")
+        self._told.clear()
         self._changes_before = self._connection.total_changes
 
     def commit(self) -> bool:
         """Commits; returns after the write-ahead log was synced, at once when nothing was written."""
+        self._write_waiting()
         wrote = self._connection.total_changes != self._changes_before
         self.execute("COMMIT")
         return wrote
 
     def rollback(self) -> None:
         """Undoes the open transaction, if any: SQLite itself ends one on a full disk."""
-        self.cache.clear()
+        self._forget()
+        self._untold, self._told = self._told + self._untold, []
         if self._connection.in_transaction:
             self.execute("ROLLBACK")
 
@@ -144,8 +155,9 @@ class JournalConnection:
         self.execute("SAVEPOINT nested")
         try:
             yield
+            self._write_waiting()
         except BaseException:
-            self.cache.clear()
+            self._forget()
             if self._connection.in_transaction:
                 self.execute("ROLLBACK TO nested")
                 self.execute("RELEASE nested")
@@ -159,19 +171,19 @@ class JournalConnection:
             self._untold.append(what)
 
     def take_damage(self) -> tuple[str, ...]:
-        """What was noted since the last call."""
-        untold, self._untold = tuple(self._untold), []
-        return untold
+        """What was noted since the last call; again, when the transaction that told it is undone."""
+        untold, self._untold = self._untold, []
+        self._told += untold
+        return tuple(untold)
 
     def execute(self, statement: str, values: Iterable[Any] = ()) -> int:
         """Runs a statement; returns the row id that it inserted, or 0."""
-        try:
-            return self._connection.execute(statement, tuple(values)).lastrowid or 0
-        except (sqlite3.Error, OverflowError) as error:
-            raise _problem(error, self._path) from error
+        return self._run(statement, values).lastrowid or 0
 
     def execute_many(self, statement: str, rows: Iterable[Row]) -> None:
         """Runs a statement for each row."""
+        self._write_waiting()
+        self.writes += 1
         try:
             self._connection.executemany(statement, rows)
         except (sqlite3.Error, OverflowError) as error:
@@ -179,13 +191,49 @@ class JournalConnection:
 
     def update(self, statement: str, values: Iterable[Any]) -> int:
         """Runs an update or delete; returns the number of rows it changed."""
+        return self._run(statement, values).rowcount
+
+    def _run(self, statement: str, values: Iterable[Any]) -> sqlite3.Cursor:
+        self._write_waiting()
+        self.writes += 1
         try:
-            return self._connection.execute(statement, tuple(values)).rowcount
+            return self._connection.execute(statement, tuple(values))
         except (sqlite3.Error, OverflowError) as error:
             raise _problem(error, self._path) from error
 
+    def put_off(self, statement: str, *rows: Row) -> None:
+        """Runs a statement for each row before the next other one, or before the commit.
+
+        Args:
+            statement: Changes exactly one row. Those of different statements that wait together must touch different tables,
+                as they are executed statement by statement.
+            rows: Values.
+        """
+        self.writes += 1
+        self._waiting.setdefault(statement, []).extend(rows)
+
+    def _write_waiting(self) -> None:
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, {}
+        self.writes += 1  # should it fail, whoever gets the error may not be the one whose row it is
+        for statement, rows in waiting.items():
+            before = self._connection.total_changes
+            try:
+                self._connection.executemany(statement, rows)
+            except (sqlite3.Error, OverflowError) as error:
+                raise _problem(error, self._path) from error
+            if self._connection.total_changes - before != len(rows):
+                raise ConflictError(f"{self._path}: rows to be changed are missing: {statement}")
+
+    def _forget(self) -> None:
+        """Drops what is known and what waits of a transaction that is undone."""
+        self.cache.clear()
+        self._waiting.clear()
+
     def rows(self, statement: str, values: Iterable[Any] = ()) -> list[Row]:
         """All rows of a query."""
+        self._write_waiting()
         try:
             return self._connection.execute(statement, tuple(values)).fetchall()
         except (sqlite3.Error, OverflowError) as error:

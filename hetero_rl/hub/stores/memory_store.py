@@ -5,6 +5,7 @@ A transaction is a copy of the tables: rows are frozen, so copying the dictionar
 
 import copy
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,7 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
     def __init__(self) -> None:
         self._tables = _Tables()
         self._before: _Tables | None = None
+        self._writes = itertools.count()
 
     def begin(self) -> None:
         """See `HubStore`."""
@@ -112,6 +114,10 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
         except BaseException:
             self._tables = before
             raise
+
+    def writes(self) -> int:
+        """See `HubStore`; takes for granted that something was written."""
+        return next(self._writes)
 
     def probe_write(self) -> None:
         """See `HubStore`."""

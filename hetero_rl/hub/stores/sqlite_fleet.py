@@ -23,6 +23,7 @@ INSERT OR REPLACE INTO workers (worker_name, worker_epoch, request, state, state
     former_boot_ids, completions, row_sum)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+_ADD_COMPLETIONS = "UPDATE workers SET completions = completions + ? WHERE worker_name = ?"
 _SELECT_PROBES = """
 SELECT worker_name, worker_epoch, numerics_id, accepted, occurred_at, weight_version, mean_absolute_difference,
     max_absolute_difference, mean_difference, tokens, log_probs, row_sum
@@ -124,10 +125,7 @@ class FleetTables(HubStore):
         if worker is not None:
             worker = dataclasses.replace(worker, completions=worker.completions + completions)
             self._journal.cache.put("worker", worker_name, worker)
-        self._journal.execute(
-            "UPDATE workers SET completions = completions + ? WHERE worker_name = ?",
-            (completions, worker_name),
-        )
+            self._journal.put_off(_ADD_COMPLETIONS, (completions, worker_name))
 
     def add_probe(self, probe: ProbeRow) -> None:
         """See `HubStore`."""

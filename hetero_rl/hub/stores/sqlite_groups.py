@@ -33,6 +33,7 @@ _UPDATE_GROUP = (
 
 
 _PROMPT = "SELECT prompt_token_ids, sampling, payload, row_sum FROM prompts WHERE group_id = ?"
+_DELETE_LEASE = "DELETE FROM leases WHERE lease_id = ?"
 
 
 def _group_values(row: GroupRow) -> tuple[object, ...]:
@@ -188,17 +189,24 @@ class GroupTables(HubStore):
 
     def put_group(self, row: GroupRow) -> None:
         """See `HubStore`."""
+        known: GroupRow | None = self._journal.cache.known("group", row.group_id)
         self._journal.cache.drop("group", row.group_id)
         found = row_sum(_group_values(row))
         values = (row.attempts, row.admitted_step, row.oldest_step, row.stored, found, row.group_id)
+        if known is not None and known.step == row.step:
+            self._journal.put_off(_UPDATE_GROUP_IN_PLACE, (int(row.state), *values, row.step))
+        else:
+            self._replace_group(row, values)
+        if row.state is GroupState.LEASED:
+            # Its results are what comes next. The cache holds what the statements above left of the row.
+            self._journal.cache.put("group", row.group_id, row)
+
+    def _replace_group(self, row: GroupRow, values: Row) -> None:
         changed = self._journal.update(_UPDATE_GROUP_IN_PLACE, (int(row.state), *values, row.step))
         if not changed:
             changed = self._journal.update(_UPDATE_GROUP, (int(row.state), row.step, *values))
         if not changed:
             raise ConflictError(f"group {row.group_id!r} is not in the journal")
-        if row.state is GroupState.LEASED:
-            # Its results are what comes next. The cache holds what the statements above left of the row.
-            self._journal.cache.put("group", row.group_id, row)
 
     def queued_groups(self, purpose: Purpose, limit: int) -> tuple[GroupRow, ...]:
         """See `HubStore`."""
@@ -285,6 +293,9 @@ class GroupTables(HubStore):
 
     def remove_lease(self, lease_id: str) -> None:
         """See `HubStore`."""
-        self._journal.cache.drop("lease", lease_id)
-        if not self._journal.update("DELETE FROM leases WHERE lease_id = ?", (lease_id,)):
+        known = self._journal.cache.known("lease", lease_id)
+        self._journal.cache.put("lease", lease_id, None)
+        if known is not None:
+            self._journal.put_off(_DELETE_LEASE, (lease_id,))
+        elif not self._journal.update(_DELETE_LEASE, (lease_id,)):
             raise ConflictError(f"lease {lease_id!r} is not in the journal")

@@ -26,6 +26,8 @@ _SAMPLES = """
 SELECT group_id, sample_index, position, length, finish_reason, oldest_version, newest_version, oldest_step, newest_step
 FROM sequences WHERE group_id = ? AND submission_id = ? ORDER BY position
 """
+_INSERT_SUBMISSION = "INSERT INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_COLUMNS = "INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_SEQUENCE = """
 INSERT INTO sequences (submission_id, group_id, sample_index, position, length, finish_reason, oldest_version,
     newest_version, oldest_step, newest_step)
@@ -171,12 +173,10 @@ class ResultTables(HubStore):
             real(batch.generation_seconds),
         )
         samples = list(starmap(_sample_values, enumerate(sequences)))
-        submission_id = self._journal.execute(
-            "INSERT INTO submissions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*header, row_sum((header, samples))),
-        )
+        submission_id = self._next_submission_id()
+        self._journal.put_off(_INSERT_SUBMISSION, (submission_id, *header, row_sum((header, samples))))
         self._journal.cache.put("last sequence", (submission.worker_name, submission.worker_epoch), last)
-        self._journal.execute_many(_INSERT_SEQUENCE, [(submission_id, *values) for values in samples])
+        self._journal.put_off(_INSERT_SEQUENCE, *((submission_id, *values) for values in samples))
         experts = batch.routed_experts
         columns = (
             batch.token_ids,
@@ -187,8 +187,8 @@ class ResultTables(HubStore):
             experts and experts.layers,
             experts and experts.top_k,
         )
-        self._journal.execute(
-            "INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        self._journal.put_off(
+            _INSERT_COLUMNS,
             (
                 submission_id,
                 batch.group_id,
@@ -196,6 +196,17 @@ class ResultTables(HubStore):
                 row_sum(*_covered(submission_id, batch.group_id, columns)),
             ),
         )
+
+    def _next_submission_id(self) -> int:
+        """What SQLite would give a row, without asking it: the row can then be put off."""
+
+        def read() -> int:
+            row = self._journal.row("SELECT max(submission_id) FROM submissions")
+            return 0 if row is None or row[0] is None else int(row[0])
+
+        following = self._journal.cache.get("last submission id", None, read) + 1
+        self._journal.cache.put("last submission id", None, following)
+        return following
 
     def drop_completions(self, group_id: str) -> None:
         """See `HubStore`."""

@@ -39,6 +39,10 @@ class SqliteStore(GroupTables, ResultTables, StepTables, ScoreTables, FleetTable
         with self._journal.nested():
             yield
 
+    def writes(self) -> int:
+        """See `HubStore`."""
+        return self._journal.writes
+
     def probe_write(self) -> None:
         """See `HubStore`."""
         self._journal.execute(

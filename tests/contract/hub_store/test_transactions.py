@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from hetero_rl.errors import DamagedError, DiskFullError, StorageError
+from hetero_rl.errors import DamagedError, DiskFullError, InvalidMessageError, StorageError
 from hetero_rl.hub.stores.records import GroupState, LeaseRow, WorkerRow
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
 from hetero_rl.wire.messages import WorkerState
@@ -106,6 +106,29 @@ class TestTransactions:
         store.rollback()
         store.begin()
         assert read() == (rows.run, worker)
+
+    def test_every_write_shows_in_the_number_of_writes(self, store, rows):
+        numbers = [store.writes()]
+        store.put_worker(WorkerRow(request=rows.join, worker_epoch=1, state=WorkerState.ACTIVE))
+        for write in (
+            lambda: store.add_group(rows.prompt()),
+            lambda: rows.submit(store),
+            lambda: store.add_completions(rows.join.worker_name, 2),
+            lambda: store.put_group(dataclasses.replace(store.group("g0"), stored=2)),
+            lambda: store.count("a"),
+        ):
+            write()
+            numbers.append(store.writes())
+        assert len(set(numbers)) == len(numbers)
+
+    def test_a_submission_whose_number_is_too_large_is_refused_within_its_part(self, store, rows):
+        if isinstance(store, SqliteStore):
+            store.add_group(rows.prompt())
+            rows.submit(store, number=1)
+            with pytest.raises(InvalidMessageError), store.nested():
+                rows.submit(store, number=2**63, group_id="g1")
+            assert len(store.batches("g0")) == 1
+            assert store.batches("g1") == ()
 
     def test_a_commit_without_writes_says_so(self, store):
         store.commit()

@@ -123,12 +123,64 @@ def bump_or_refuse(context, name):
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_one_refused_of_several_is_undone_alone_and_the_others_count_once(kind, tmp_path):
-    store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "journal.sqlite")
-    async with running_core(store) as core:
+    async with running_core(store_of(kind, tmp_path)) as core:
         first, refused, second, again = await core.run_each(bump_or_refuse, ["a", "bad", "a", "bad"])
         assert (first, second) == (1, 2)
         assert (refused.reason, again.reason) == ("LEASE_LOST", "LEASE_LOST")
         assert await core.run(counters) == {"a": 2, "refused_lease_lost": 2}
+
+
+def store_of(kind, tmp_path):
+    return MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "journal.sqlite")
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_calls_that_share_a_transaction_with_one_that_wrote_and_was_refused_count_once(kind, tmp_path):
+    async with running_core(store_of(kind, tmp_path)) as core:
+        gate = Gate()
+        blocked = asyncio.create_task(core.run(gate))
+        await gate.entered()
+        calls = [
+            asyncio.create_task(core.run(bump, "a")),
+            asyncio.create_task(core.run(refuse)),
+            asyncio.create_task(core.run_each(bump_or_refuse, ["a", "bad", "b"])),
+        ]
+        await asyncio.sleep(0)
+        gate.release()
+        first, refused, (second, also_refused, other) = await asyncio.gather(*calls, return_exceptions=True)
+        await blocked
+        assert (first, second, other) == (1, 2, 1)
+        assert (refused.reason, also_refused.reason) == ("LEASE_LOST", "LEASE_LOST")
+        assert await core.run(counters) == {"a": 2, "b": 1, "refused_lease_lost": 2}
+
+
+async def test_a_refusal_before_anything_was_written_makes_nobody_run_twice(tmp_path):
+    runs = []
+
+    def refuse_odd(context, number):
+        runs.append(number)
+        if number % 2:
+            raise RefusedError("no", "LEASE_LOST")
+        return bump(context, "even")
+
+    async with running_core(SqliteStore(tmp_path / "journal.sqlite")) as core:
+        outcomes = await core.run_each(refuse_odd, range(4))
+        assert runs == [0, 1, 2, 3]
+        assert [outcomes[0], outcomes[2]] == [1, 2]
+        assert await core.run(counters) == {"even": 2, "refused_lease_lost": 2}
+
+
+async def test_a_row_that_the_journal_cannot_hold_is_refused_alone_though_it_was_put_off(tmp_path):
+    def add(context, amount):
+        journal = context.store._journal
+        journal.put_off("INSERT INTO counters VALUES (?, ?)", (f"row {amount}", amount))
+        return amount
+
+    async with running_core(SqliteStore(tmp_path / "journal.sqlite")) as core:
+        first, refused, last = await core.run_each(add, [1, 2**63, 3])
+        assert (first, last) == (1, 3)
+        assert refused.reason == "INVALID_FIELD"
+        assert await core.run(counters) == {"refused_invalid_field": 1, "row 1": 1, "row 3": 3}
 
 
 async def test_several_of_which_one_is_refused_still_wake_who_waits():
