@@ -153,10 +153,10 @@ async def _sync(
     version = stage.version + 1
     waiting = asyncio.create_task(_news(client, stage.version))
     size, told = await asyncio.to_thread(sender.publish)
-    staged = await stage.advance(await waiting)
+    staged = await stage.advance(await waiting, engine)
     if staged is None or staged.manifest.version != version:
         raise AssertionError(f"version {version} did not come")
-    new = await asyncio.to_thread(engine.new_weights, staged.tensors())
+    new = await asyncio.to_thread(engine.new_weights, staged.tensors(), version)
     pausing = time.perf_counter()
     engine.replace(new)
     loaded = time.perf_counter()

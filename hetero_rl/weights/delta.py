@@ -13,6 +13,7 @@ Coded tensor, little-endian: nothing when nothing changed; else one byte that sa
 """
 
 import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -183,25 +184,48 @@ class DeltaCoder:
         Raises:
             DamagedError: The payload cannot come from `encode`; the bits are as before.
         """
+        coded = _Coded(data_type, bits.size, payload.nbytes, _reader(payload))
+        for _ in self._parts(coded, bits, list):
+            pass
+
+    def decode_arriving(
+        self, data_type: DataType, bits: Bits, size: int, read: Callable[[int, int], memoryview]
+    ) -> Iterator[int]:
+        """`decode` of a payload that may still be on its way; says after each part how many elements are new from the first on.
+
+        Args:
+            data_type: Element type.
+            bits: Writable bits, n of them; old before, new after.
+            size: Bytes of the payload.
+            read: Gives bytes of the payload from an offset, waiting for them; never asked beyond its end.
+
+        Raises:
+            DamagedError: The payload cannot come from `encode`; bits may have been changed.
+        """
+        one_part = bits.size <= SEGMENT_ELEMENTS and size > 0
+        reader = _reader(read(0, size)) if one_part else read
+        return self._parts(_Coded(data_type, bits.size, size, reader), bits, iter)
+
+    def _parts(
+        self, coded: "_Coded", bits: Bits, order: Callable[[Iterator["_Segment"]], Iterable["_Segment"]]
+    ) -> Iterator[int]:
+        """Applies a coded tensor part by part; `order` says whether all parts are looked at before the first is applied."""
         self._count(bits.size)
-        if not payload.nbytes:
+        how = coded.how()
+        if how == _RAW:
+            self._statistics.pop(coded.data_type, None)
+            bits[:] = bits_of(coded.data_type, coded.raw())
+        elif how == _STEPS:
+            layout, statistics = _LAYOUTS[coded.data_type], self._statistics_of(coded.data_type)
+            for segment in order(coded.segments()):
+                if segment.words.size:
+                    kernels.decode(
+                        bits[segment.start : segment.start + SEGMENT_ELEMENTS], segment.words, segment.lanes,
+                        layout.exponent_shift, layout.sign, *statistics.arrays(),
+                    )  # fmt: skip
+                yield min(segment.start + SEGMENT_ELEMENTS, bits.size)
             return
-        how, coded = bytes(payload[:1]), payload[1:]
-        if how == _RAW and coded.nbytes == bits.nbytes:
-            self._statistics.pop(data_type, None)
-            bits[:] = bits_of(data_type, coded)
-            return
-        segments = _segments(coded, bits.size) if how == _STEPS and data_type in _LAYOUTS else None
-        if segments is None:
-            raise DamagedError(
-                f"{coded.nbytes} bytes of kind {how[0]} are no delta of {bits.size} {data_type.name} elements"
-            )
-        layout, statistics = _LAYOUTS[data_type], self._statistics_of(data_type)
-        for segment in segments:
-            kernels.decode(
-                bits[segment.start : segment.start + SEGMENT_ELEMENTS], segment.words, segment.lanes,
-                layout.exponent_shift, layout.sign, *statistics.arrays(),
-            )  # fmt: skip
+        yield bits.size
 
     def _encode_steps(self, data_type: DataType, old: Bits, changes: Changes) -> bytes | None:
         """The coded segments; None when they would be no shorter than the new bytes."""
@@ -254,28 +278,66 @@ def _encode_segment(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Segment:
-    """A part of a tensor that changes: its first element, its words and zeros after them."""
+    """A part of a tensor: its first element, its words and zeros after them; no words where nothing changes."""
 
     start: int
     words: NDArray[np.uint32]
     lanes: int
 
 
-def _segments(coded: memoryview, elements: int) -> list[_Segment] | None:
-    """The segments in which something changes; None when the bytes are not exactly those of a tensor of that size."""
-    found, position = [], 0
-    for start in range(0, elements, SEGMENT_ELEMENTS):
-        if coded.nbytes < position + _HEADER_BYTES:
-            return None
-        header = int.from_bytes(coded[position : position + _HEADER_BYTES], "little")
-        size, lanes = header & ((1 << _WORDS_BITS) - 1), 1 << (header >> _WORDS_BITS)
-        position += _HEADER_BYTES
-        if not header:
-            continue
-        if lanes > kernels.MOST_LANES or size < 2 * lanes or coded.nbytes < position + 4 * size:
-            return None
-        words = np.zeros(size + kernels.WORDS_AHEAD, np.uint32)
-        words[:size] = np.frombuffer(coded[position : position + 4 * size], "<u4")
-        found.append(_Segment(start, words, lanes))
-        position += 4 * size
-    return found if position == coded.nbytes else None
+_NO_WORDS = np.zeros(0, np.uint32)
+
+
+def _reader(payload: memoryview) -> Callable[[int, int], memoryview]:
+    """Reads what is all there."""
+    return lambda start, size: payload[start : start + size]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Coded:
+    """A coded tensor, of which only what is there may be read."""
+
+    data_type: DataType
+    elements: int
+    size: int
+    read: Callable[[int, int], memoryview]
+
+    def how(self) -> bytes:
+        """The byte that says how it is coded; none when nothing changed."""
+        if not self.size:
+            return b""
+        how = bytes(self.read(0, 1))
+        raw = how == _RAW and self.size == 1 + self.elements * self.data_type.item_size
+        if not raw and (how != _STEPS or not self.elements or self.data_type not in _LAYOUTS):
+            raise self._damaged(how)
+        return how
+
+    def raw(self) -> memoryview:
+        """The new bytes."""
+        return self.read(1, self.size - 1)
+
+    def segments(self) -> Iterator[_Segment]:
+        """The segments, in order."""
+        position = 1
+        for start in range(0, self.elements, SEGMENT_ELEMENTS):
+            if self.size < position + _HEADER_BYTES:
+                raise self._damaged(_STEPS)
+            header = int.from_bytes(self.read(position, _HEADER_BYTES), "little")
+            size, lanes = header & ((1 << _WORDS_BITS) - 1), 1 << (header >> _WORDS_BITS)
+            position += _HEADER_BYTES
+            if not header:
+                yield _Segment(start, _NO_WORDS, lanes)
+                continue
+            if lanes > kernels.MOST_LANES or size < 2 * lanes or self.size < position + 4 * size:
+                raise self._damaged(_STEPS)
+            words = np.zeros(size + kernels.WORDS_AHEAD, np.uint32)
+            words[:size] = np.frombuffer(self.read(position, 4 * size), "<u4")
+            yield _Segment(start, words, lanes)
+            position += 4 * size
+        if position != self.size:
+            raise self._damaged(_STEPS)
+
+    def _damaged(self, how: bytes) -> DamagedError:
+        return DamagedError(
+            f"{self.size - 1} bytes of kind {how[0]} are no delta of {self.elements} {self.data_type.name} elements"
+        )

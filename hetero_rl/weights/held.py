@@ -8,7 +8,7 @@ that do not come out as the manifest says make a copy unusable: it says so ever 
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -39,6 +39,7 @@ __all__ = [
     "EncodedDelta",
     "HeldWeights",
     "TensorChange",
+    "TensorTaker",
     "compared",
     "encode_changes",
     "encode_delta",
@@ -73,6 +74,10 @@ class DeltaBase(Protocol):
 
     def raw(self, name: str) -> memoryview:
         """The bytes of a tensor."""
+
+
+TensorTaker = Callable[[str, torch.Tensor], None]
+"""Is given a tensor by its name, in the memory in which it is held."""
 
 
 class DeltaLog(Protocol):
@@ -136,14 +141,20 @@ class HeldWeights:
         self.apply_arriving(manifest, sources, seconds)
 
     def apply_arriving(
-        self, manifest: WeightManifest, sources: Sequence[BlobSource], seconds: StageSeconds
+        self,
+        manifest: WeightManifest,
+        sources: Sequence[BlobSource],
+        seconds: StageSeconds,
+        verified: TensorTaker | None = None,
     ) -> None:
-        """Moves to the version of a delta while its bytes arrive; each tensor is decoded as soon as its own are there.
+        """Moves to the version of a delta while its bytes arrive; each part of a tensor is decoded as soon as its own are there.
 
         Args:
             manifest: Encoding ULP_DELTA, against the version held.
             sources: Each blob, in the manifest's order.
             seconds: Grows by the time of decoding and verifying; not by that of waiting.
+            verified: Called on another thread with each tensor that is right, in order, while others are still on their way;
+                what is wrong with one of those shows later.
 
         Raises:
             DamagedError: The delta does not follow what is held: nothing was changed. Or a blob or a tensor does not have
@@ -153,7 +164,7 @@ class HeldWeights:
         self._check_applies(manifest, len(sources))
         held = self.manifest
         try:
-            self._apply(manifest, sources, seconds)
+            self._apply(manifest, sources, seconds, verified)
         except DamagedError:
             for source in sources:
                 source.check()  # a blob that is wrong explains more than a tensor that is
@@ -178,7 +189,13 @@ class HeldWeights:
         check_manifest(manifest)
         check_follows(manifest, self.manifest)
 
-    def _apply(self, manifest: WeightManifest, sources: Sequence[BlobSource], seconds: StageSeconds) -> None:
+    def _apply(
+        self,
+        manifest: WeightManifest,
+        sources: Sequence[BlobSource],
+        seconds: StageSeconds,
+        verified: TensorTaker | None,
+    ) -> None:
         def describe(entry: TensorEntry, found: str) -> str:
             return (
                 f"tensor {entry.name!r} has digest {found} after the delta to version {manifest.version}, "
@@ -186,28 +203,55 @@ class HeldWeights:
             )
 
         coder = DeltaCoder()
-        with Verifier(describe, seconds) as verifier:
+        with Verifier(describe, seconds, _entry_taker(verified)) as verifier:
             for entry in manifest.tensors:
-                coded = memoryview(b"")
-                if entry.size:
-                    coded = sources[entry.blob_index].read(entry.offset, entry.size)
-                    self._manifest = None
-                elif entry.digest != entry.base_digest:
+                if not entry.size and entry.digest != entry.base_digest:
                     raise DamagedError(describe(entry, entry.base_digest))
-                data = self._data[entry.name]
-                try:
-                    with seconds.decoding():
-                        coder.decode(entry.data_type, bits_of(entry.data_type, data), coded)
-                except DamagedError as error:
-                    raise DamagedError(
-                        f"tensor {entry.name!r} of version {manifest.version}: {error}"
-                    ) from error
+                start = 0
+                for stop in self._decoded(coder, manifest, entry, sources, seconds):
+                    if entry.size:
+                        verifier.add(entry, self._data[entry.name], start, stop)
+                    start = stop
                 if entry.size:
-                    verifier.add(entry, data)
                     reach("delta.tensor_applied")
+                else:
+                    verifier.add_unchanged(entry, self._data[entry.name])
             verifier.finish()
         for source in sources:
             source.check()
+
+    def _decoded(
+        self,
+        coder: DeltaCoder,
+        manifest: WeightManifest,
+        entry: TensorEntry,
+        sources: Sequence[BlobSource],
+        seconds: StageSeconds,
+    ) -> Iterator[int]:
+        """Changes a tensor while its bytes arrive, and says after each part how many of its bytes are new from the first on."""
+
+        def read(start: int, size: int) -> memoryview:
+            with seconds.waiting():
+                coded = sources[entry.blob_index].read(entry.offset + start, size)
+            self._manifest = None  # from here on it is neither version
+            return coded
+
+        bits = bits_of(entry.data_type, self._data[entry.name])
+        parts = coder.decode_arriving(entry.data_type, bits, entry.size, read)
+        while True:
+            try:
+                with seconds.decoding():
+                    done = next(parts, None)
+            except DamagedError as error:
+                raise DamagedError(f"tensor {entry.name!r} of version {manifest.version}: {error}") from error
+            if done is None:
+                return
+            yield done * entry.data_type.item_size
+
+
+def _entry_taker(taker: TensorTaker | None) -> Callable[[TensorEntry, memoryview], None] | None:
+    """Gives tensors to whoever takes them, if anybody does."""
+    return taker and (lambda entry, data: taker(entry.name, tensor_from_bytes(entry, data)))
 
 
 def encode_delta(

@@ -25,6 +25,15 @@ class StageSeconds:
             self.decode += time.perf_counter() - started
 
     @contextlib.contextmanager
+    def waiting(self) -> Generator[None]:
+        """Takes what happens inside from `decode`, within which it happens."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.decode -= time.perf_counter() - started
+
+    @contextlib.contextmanager
     def verifying(self) -> Generator[None]:
         """Adds what happens inside to `verify`."""
         started = time.perf_counter()

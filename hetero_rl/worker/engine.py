@@ -13,7 +13,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hetero_rl.wire.columns import Float32Bytes
 from hetero_rl.wire.messages import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from hetero_rl.weights.low_rank import AdapterTensors
 
-__all__ = ["Completion", "CompletionSpan", "Engine", "EngineSettings"]
+__all__ = ["Completion", "CompletionSpan", "EarlyWeights", "Engine", "EngineSettings"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,19 @@ class Completion:
     """One for each token, float32 precision; None for greedy work."""
     spans: tuple[CompletionSpan, ...]
     finish_reason: FinishReason
+
+
+class EarlyWeights(Protocol):
+    """Takes tensors of a version one by one, while others of it are still on their way; what serves stays as it is.
+
+    Not called while `Engine.load_weights` runs. One call at a time, on any thread.
+    """
+
+    def begin(self, version: int) -> None:
+        """Tensors of this version follow. Those that came before, of whatever version, will not be loaded."""
+
+    def take(self, name: str, tensor: "torch.Tensor") -> None:
+        """A verified tensor, in the memory in which `load_weights` will be given it; the caller's again on return."""
 
 
 class Engine(ABC):
@@ -146,6 +159,14 @@ class Engine(ABC):
         from hetero_rl.weights.low_rank import merged_tensors
 
         await self.load_weights(merged_tensors(base, adapters), version)
+
+    @property
+    def early_weights(self) -> EarlyWeights | None:
+        """Where tensors of the version that is loaded next may be given to before `load_weights`, which still gets all of them.
+
+        None when that would save nothing.
+        """
+        return None
 
     @property
     @abstractmethod

@@ -107,7 +107,7 @@ class WeightLoop:
     async def _fetch(self, latest: int) -> "Held | None":
         """The newest version, decoded and verified; None when the hub has no way to it now."""
         try:
-            staged = await self._stage.advance(latest)
+            staged = await self._stage.advance(latest, self._session.keeper.engine.early_weights)
         except RefusedError as error:
             if error.reason not in {"NOT_FOUND", "UNKNOWN_VERSION"}:
                 raise

@@ -27,7 +27,8 @@ from hetero_rl.worker.blob_cache import BlobCache
 from hetero_rl.worker.session import Session
 
 if TYPE_CHECKING:
-    from hetero_rl.weights.held import HeldWeights
+    from hetero_rl.weights.held import HeldWeights, TensorTaker
+    from hetero_rl.worker.engine import EarlyWeights
 
     # Verified files until the first delta comes, private memory over them afterwards.
     Held: TypeAlias = StagedVersion | HeldWeights
@@ -120,13 +121,14 @@ class WeightStage:
         """The version held; 0 is none."""
         return self.held.manifest.version if self.held is not None else 0
 
-    async def advance(self, latest: int) -> "Held | None":
+    async def advance(self, latest: int, early: "EarlyWeights | None" = None) -> "Held | None":
         """The hub's latest version, ready to be loaded; None when the hub has nothing newer.
 
         Deltas move what is held; a full copy leaves it until `keep` is called. The hub may give a long way in parts.
 
         Args:
             latest: A version that the hub is known to have; it may have a newer one by now.
+            early: Is given tensors as soon as they are verified, of what may be the version returned.
 
         Raises:
             DamagedError: A blob or a delta is not what its manifest says. Nothing is held any more.
@@ -144,18 +146,20 @@ class WeightStage:
                 )
             if not plan:
                 break
-            staged = await self._follow(plan, staged or self.held)
+            staged = await self._follow(plan, staged or self.held, early)
             version = staged.manifest.version
         return staged
 
-    async def _follow(self, plan: Sequence[WeightManifest], start: "Held | None") -> "Held":
+    async def _follow(
+        self, plan: Sequence[WeightManifest], start: "Held | None", early: "EarlyWeights | None"
+    ) -> "Held":
         """Goes through a plan while its blobs arrive."""
         self.progress.note(plan)
         self._unpacked = ()
         blobs = tuple(blob for manifest in plan for blob in manifest.blobs)
         with self._cache.arriving(blobs) as sources:
             fetching = asyncio.create_task(self._fetch(blobs))
-            applying = asyncio.create_task(asyncio.to_thread(self._apply, plan, sources, start))
+            applying = asyncio.create_task(asyncio.to_thread(self._apply, plan, sources, start, early))
             try:
                 await asyncio.wait((fetching, applying), return_when=asyncio.FIRST_EXCEPTION)
                 for task in (fetching, applying):  # whichever failed first is done, the other one is not
@@ -200,13 +204,17 @@ class WeightStage:
             self.held = None
 
     def _apply(
-        self, plan: Sequence[WeightManifest], sources: Mapping[str, ArrivingBlob], held: "Held | None"
+        self,
+        plan: Sequence[WeightManifest],
+        sources: Mapping[str, ArrivingBlob],
+        held: "Held | None",
+        early: "EarlyWeights | None",
     ) -> "Held":
         """Goes through a plan; runs on a thread of its own, which waits for bytes."""
         for manifest in plan:
             arriving = [sources[blob.digest] for blob in manifest.blobs]
             try:
-                held = self._through(held, manifest, arriving)
+                held = self._through(held, manifest, arriving, _taker(early, manifest, plan[-1]))
             except DamagedError:
                 self._cache.forget(manifest.blobs)
                 raise
@@ -215,13 +223,17 @@ class WeightStage:
         return held
 
     def _through(
-        self, held: "Held | None", manifest: WeightManifest, arriving: Sequence[ArrivingBlob]
+        self,
+        held: "Held | None",
+        manifest: WeightManifest,
+        arriving: Sequence[ArrivingBlob],
+        taker: "TensorTaker | None",
     ) -> "Held":
         if manifest.encoding is WeightEncoding.FULL_PLANES:
             return self._unpack(manifest, [blob.path() for blob in arriving])
         if _is_full(manifest):
             return stage_full(manifest, [blob.path() for blob in arriving], self.progress.stages)
-        return _applied(held, manifest, arriving, self.progress.stages)
+        return _applied(held, manifest, arriving, self.progress.stages, taker)
 
     def _unpack(self, manifest: WeightManifest, paths: Sequence[Path]) -> StagedVersion:
         """Raw files beside the coded ones: these are what a worker that starts again is told to fetch."""
@@ -242,7 +254,11 @@ async def _end(
 
 
 def _applied(
-    held: "Held | None", manifest: WeightManifest, arriving: Sequence[ArrivingBlob], seconds: StageSeconds
+    held: "Held | None",
+    manifest: WeightManifest,
+    arriving: Sequence[ArrivingBlob],
+    seconds: StageSeconds,
+    taker: "TensorTaker | None",
 ) -> "HeldWeights":
     """The version of a delta. Bytes in memory are changed in place; files are left as they are."""
     from hetero_rl.weights.held import HeldWeights
@@ -252,8 +268,21 @@ def _applied(
             f"version {manifest.version} is a delta against {manifest.base_version}, but no version is held"
         )
     moved = HeldWeights.from_staged(held) if isinstance(held, StagedVersion) else held
-    moved.apply_arriving(manifest, arriving, seconds)
+    moved.apply_arriving(manifest, arriving, seconds, taker)
     return moved
+
+
+def _taker(
+    early: "EarlyWeights | None", manifest: WeightManifest, last: WeightManifest
+) -> "TensorTaker | None":
+    """Where the tensors of a manifest go as soon as they are verified: none but the last one's are loaded.
+
+    The base of adapters is frozen: an engine that computes with it has it.
+    """
+    if early is None:
+        return None
+    early.begin(manifest.version)
+    return early.take if manifest is last and manifest.adapter is None else None
 
 
 def _compile(data_types: Iterable[DataType]) -> None:

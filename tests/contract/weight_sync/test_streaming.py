@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("numba", reason="the codec extra is not installed")
 
-from hetero_rl.errors import RefusedError, UnreachableError
+from hetero_rl.errors import DamagedError, RefusedError, UnreachableError
 from hetero_rl.failpoints import VARIABLE
 from hetero_rl.weights.delta import DeltaCoder
 from hetero_rl.weights.digests import digest_of_bytes
@@ -57,13 +57,13 @@ class HalfWay:
 @pytest.fixture
 def decoded(monkeypatch):
     """Is set when a tensor was decoded."""
-    event, decode = threading.Event(), DeltaCoder.decode
+    event, decode = threading.Event(), DeltaCoder.decode_arriving
 
-    def noting(self, data_type, bits, payload):
-        decode(self, data_type, bits, payload)
+    def noting(self, *arguments):
+        yield from decode(self, *arguments)
         event.set()
 
-    monkeypatch.setattr(DeltaCoder, "decode", noting)
+    monkeypatch.setattr(DeltaCoder, "decode_arriving", noting)
     return event
 
 
@@ -177,3 +177,61 @@ async def test_a_way_from_another_version_than_is_held_is_asked_for(site, client
     await site.publish_state(publisher, 1, state(1))
     assert await client.await_version(0, PATIENCE) == 2  # with the way from nothing
     assert [manifest.version for manifest in await site.plan(client, held=1)] == [2]
+
+
+class Early:
+    """An engine's place for tensors that come before the rest."""
+
+    def __init__(self):
+        self.begun, self.taken = [], {}
+
+    def begin(self, version):
+        self.begun.append(version)
+        self.taken = {}
+
+    def take(self, name, tensor):
+        assert name not in self.taken
+        self.taken[name] = digest_of_bytes(raw_bytes(tensor))
+
+
+async def test_an_engine_gets_each_tensor_of_the_last_version_before_all_are_there(site, client, decoded):
+    publisher = await version_one(site)
+    stage, early = site.worker(client), Early()
+    await site.follow(stage, 0, state(0))
+    unchanged = state(2) | {"second": state(0)["second"]}
+    await site.publish_state(publisher, 1, state(1) | {"second": state(0)["second"]})
+    await site.publish_state(publisher, 2, unchanged)
+    staged = await stage.advance(site.newest, early)
+    assert early.begun == [2, 3]
+    assert early.taken == {name: digest_of_bytes(raw_bytes(tensor)) for name, tensor in unchanged.items()}
+    assert staged.manifest.version == 3
+
+
+async def test_what_came_early_of_a_damaged_version_counts_no_more_when_it_comes_again(site, client):
+    publisher = await version_one(site)
+    stage, early = site.worker(client), Early()
+    await site.follow(stage, 0, state(0))
+    await site.publish_state(publisher, 1, state(1))
+    put_on(stage, LastByteFlipped(client))
+    with pytest.raises(DamagedError):
+        await stage.advance(site.newest, early)
+    assert early.begun == [2]
+    put_on(stage, client)
+    await stage.advance(site.newest, early)
+    assert early.begun == [2, 1, 2]  # a full copy, and the delta on it
+    assert early.taken == {name: digest_of_bytes(raw_bytes(tensor)) for name, tensor in state(1).items()}
+
+
+class LastByteFlipped:
+    """The weight service, on whose line the last byte of every blob is another one."""
+
+    def __init__(self, client):
+        self.get_plan, self.await_version, self._client = client.get_plan, client.await_version, client
+
+    async def fetch_blob(self, digest, offset):
+        before = b""
+        async for chunk in self._client.fetch_blob(digest, offset):
+            if before:
+                yield before
+            before = bytes(chunk)
+        yield before[:-1] + bytes([before[-1] ^ 1])

@@ -156,16 +156,16 @@ async def test_a_receiver_killed_while_it_applies_a_delta_ends_with_the_right_we
     await site.publish(publisher, 0)
     await site.follow(stage, 0)
     await site.publish(publisher, 1)
-    decode = DeltaCoder.decode
+    decode = DeltaCoder.decode_arriving
 
-    def half(self, data_type, bits, payload):
-        decode(self, data_type, bits, payload)
+    def half(self, *arguments):
+        yield from decode(self, *arguments)
         raise KilledError
 
-    monkeypatch.setattr(DeltaCoder, "decode", half)
+    monkeypatch.setattr(DeltaCoder, "decode_arriving", half)
     with pytest.raises(KilledError):
         await stage.advance(site.newest)
-    monkeypatch.setattr(DeltaCoder, "decode", decode)
+    monkeypatch.setattr(DeltaCoder, "decode_arriving", decode)
     site.fetched.clear()
     await site.follow(site.worker(client), 1)
     assert site.fetched == []  # full copy and delta lay on its disk
@@ -179,16 +179,16 @@ async def test_a_receiver_whose_disk_fails_while_it_applies_gives_up_what_it_hol
     await site.publish(publisher, 1)
     await site.follow(stage, 1)
     await site.publish(publisher, 2)
-    decode = DeltaCoder.decode
+    decode = DeltaCoder.decode_arriving
 
-    def fail(self, data_type, bits, payload):
-        decode(self, data_type, bits, payload)
+    def fail(self, *arguments):
+        yield from decode(self, *arguments)
         raise OSError("a disk under the mapped file is gone")
 
-    monkeypatch.setattr(DeltaCoder, "decode", fail)
+    monkeypatch.setattr(DeltaCoder, "decode_arriving", fail)
     with pytest.raises(OSError, match="is gone"):
         await stage.advance(site.newest)
-    monkeypatch.setattr(DeltaCoder, "decode", decode)
+    monkeypatch.setattr(DeltaCoder, "decode_arriving", decode)
     assert (stage.version, stage.fallbacks) == (0, 1)
     await site.follow(stage, 2)
 

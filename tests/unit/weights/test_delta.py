@@ -1,8 +1,10 @@
 """The delta codec gives back every bit, whatever the bits are, and never trusts a payload."""
 
+import contextlib
+
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -182,3 +184,66 @@ def test_noise_never_crashes_the_decoder(noise, data_type):
 def test_a_payload_that_no_encoder_makes_is_refused(payload):
     with pytest.raises(DamagedError, match="are no delta of 3 BFLOAT16 elements"):
         DeltaCoder().decode(DataType.BFLOAT16, np.zeros(3, np.uint16), memoryview(payload))
+
+
+@pytest.fixture
+def short_segments(monkeypatch):
+    monkeypatch.setattr("hetero_rl.weights.delta.SEGMENT_ELEMENTS", 1000)
+
+
+def arriving(payload):
+    """A payload of which ever more bytes are asked for, and how many were."""
+    asked = [0]
+
+    def read(start, size):
+        assert 0 <= start <= start + size <= len(payload)
+        asked[0] = max(asked[0], start + size)
+        return memoryview(payload)[start : start + size]
+
+    return read, asked
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_parts_of_a_tensor_are_decoded_before_the_bytes_of_later_parts_are_asked_for():
+    old, new = trained(0.05, 3500)
+    new[1000:2000] = old[1000:2000]  # a part in which nothing changes
+    payload = DeltaCoder().encode(DataType.BFLOAT16, old, compare_bits(old, new))
+    read, asked = arriving(payload)
+    bits, places, needed = old.copy(), [], []
+    for done in DeltaCoder().decode_arriving(DataType.BFLOAT16, bits, len(payload), read):
+        assert np.array_equal(bits, np.concatenate((new[:done], old[done:])))
+        places.append(done)
+        needed.append(asked[0])
+    assert places == [1000, 2000, 3000, 3500]
+    assert needed == sorted(needed)
+    assert needed[0] < needed[2] < needed[3] == len(payload)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x00" + bytes(range(6))])
+def test_a_tensor_that_is_not_coded_in_parts_comes_at_once(payload):
+    bits = np.zeros(3, np.uint16)
+    read, _ = arriving(payload)
+    assert list(DeltaCoder().decode_arriving(DataType.BFLOAT16, bits, len(payload), read)) == [3]
+    assert bits.tobytes() == (payload[1:] or bytes(6))
+
+
+@pytest.mark.usefixtures("short_segments")
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_payload_that_arrives_is_refused_or_gives_other_bits_and_is_never_asked_beyond_its_end(
+    data,
+):
+    old, new = trained(0.05, 3500)
+    payload = bytearray(DeltaCoder().encode(DataType.BFLOAT16, old, compare_bits(old, new)))
+    damaged = payload[: data.draw(st.integers(1, len(payload)))]
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(0, 255))
+    read, _ = arriving(bytes(damaged))
+    parts = [3500]
+    with contextlib.suppress(DamagedError):
+        parts = list(DeltaCoder().decode_arriving(DataType.BFLOAT16, old.copy(), len(damaged), read))
+    assert parts[-1] == 3500
+
+
+def test_an_empty_tensor_has_no_coded_changes():
+    with pytest.raises(DamagedError, match="are no delta of 0 BFLOAT16 elements"):
+        DeltaCoder().decode(DataType.BFLOAT16, np.zeros(0, np.uint16), memoryview(b"\x01"))

@@ -115,9 +115,35 @@ def entry(name, digest):
 
 def test_the_first_wrong_tensor_is_named():
     with Verifier(lambda entry, found: f"{entry.name} is {found[:4]}", seconds := StageSeconds()) as verifier:
-        verifier.add(entry("right", BLOB.digest), memoryview(DATA))
+        verifier.add(entry("right", BLOB.digest), memoryview(DATA), 0, len(DATA))
         for name in ("wrong", "wrong too"):
-            verifier.add(entry(name, "0" * 64), memoryview(DATA))
+            verifier.add(entry(name, "0" * 64), memoryview(DATA), 0, len(DATA))
         with pytest.raises(DamagedError, match=f"^wrong is {digest_of_bytes(DATA)[:4]}$"):
             verifier.finish()
     assert seconds.verify > 0
+
+
+def test_a_tensor_is_verified_part_by_part_and_passed_on_when_it_is_right():
+    passed = []
+    whole, wrong = entry("whole", BLOB.digest), entry("wrong", "0" * 64)
+    with Verifier(
+        lambda entry, found: entry.name, StageSeconds(), lambda entry, data: passed.append((entry, data))
+    ) as verifier:
+        for start, stop in [(0, 30), (30, 31), (31, 100)]:
+            verifier.add(whole, memoryview(DATA), start, stop)
+        verifier.add_unchanged(entry("same", "1" * 64), memoryview(b"as before"))
+        verifier.add(wrong, memoryview(DATA), 0, 50)
+        verifier.add(wrong, memoryview(DATA), 50, 100)
+        with pytest.raises(DamagedError, match=r"^wrong$"):
+            verifier.finish()
+    assert [(entry.name, bytes(data)) for entry, data in passed] == [("whole", DATA), ("same", b"as before")]
+
+
+def test_a_part_is_not_passed_on_before_the_rest_is_right():
+    passed = []
+    with Verifier(
+        lambda entry, found: entry.name, StageSeconds(), lambda entry, data: passed.append(entry)
+    ) as verifier:
+        verifier.add(entry("part", BLOB.digest), memoryview(DATA), 0, 99)
+        verifier.finish()
+    assert not passed

@@ -1,6 +1,7 @@
 """What the contract suite does not reach of the transformers engine: starting, refusing, dying."""
 
 import asyncio
+import dataclasses
 import itertools
 
 import pytest
@@ -188,3 +189,24 @@ def test_passes_are_cut_by_padded_size():
     assert chunks_of_tokens([1, 1, 10, 1], 10) == [(0, 2), (2, 3), (3, 4)]
     assert chunks_of_tokens([50], 10) == [(0, 1)]
     assert chunks_of_tokens([], 10) == []
+
+
+@pytest.mark.asyncio
+async def test_weights_that_came_early_serve_after_the_load_and_not_before(model_dir):
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZES))
+    model.save_pretrained(model_dir)
+    asked = ScoreWork(score_id="s", lengths=(3,), token_ids=int32_column([3, 4, 5]), weight_version=0)
+    new = {name: tensor + 0.1 for name, tensor in model.state_dict().items()}
+    engine = engine_for(model_dir)
+    await engine.start()
+    before = await engine.score(asked)
+    engine.early_weights.begin(3)
+    for name, tensor in new.items():
+        engine.early_weights.take(name, tensor)
+    assert await engine.score(asked) == before
+    await engine.load_weights(new.items(), 3)
+    after = await engine.score(dataclasses.replace(asked, weight_version=3))
+    await engine.load_weights(new.items(), 4)  # without anything that came early
+    again = await engine.score(dataclasses.replace(asked, weight_version=4))
+    await engine.close()
+    assert after == again != before

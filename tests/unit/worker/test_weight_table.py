@@ -26,6 +26,20 @@ def weights(value):
     }
 
 
+def typed(value):
+    """In the model's own types, as tensors come early."""
+    return {
+        name: tensor.to(torch.bfloat16) if name == "layer.weight" else tensor
+        for name, tensor in weights(value).items()
+    }
+
+
+def take_all(table, version, tensors):
+    table.begin(version)
+    for name, tensor in tensors.items():
+        table.take(name, tensor)
+
+
 def pointers(model):
     return {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
 
@@ -104,3 +118,62 @@ def test_weights_that_do_not_fit_leave_the_model_as_it_was():
     assert torch.equal(model.embedding.weight, before)
     table.replace(table.new_weights(weights(1.0).items()))
     assert float(model.embedding.weight.min()) == 1.0
+
+
+def test_tensors_that_came_early_are_not_copied_again():
+    model, sent = Tied(), typed(2.0)
+    table, before = WeightTable(model), model.embedding.weight.clone()
+    take_all(table, 7, sent)
+    assert torch.equal(model.embedding.weight, before)
+    sent["embedding.weight"].zero_()  # a second copy would be of this
+    table.replace(table.new_weights(sent.items(), 7))
+    assert float(model.head.weight.min()) == 2.0
+    assert float(model.layer.weight.min()) == 2.0
+
+
+@pytest.mark.parametrize("version", [0, 8])
+def test_tensors_that_came_early_for_another_version_are_copied(version):
+    model = Tied()
+    table = WeightTable(model)
+    take_all(table, 7, typed(2.0))
+    table.replace(table.new_weights(typed(3.0).items(), version))
+    assert float(model.head.weight.min()) == 3.0
+    table.replace(table.new_weights(typed(4.0).items(), 7))  # what came early counts once
+    assert float(model.head.weight.min()) == 4.0
+
+
+def test_a_version_that_begins_again_forgets_what_came_before():
+    model = Tied()
+    table = WeightTable(model)
+    take_all(table, 7, typed(2.0))
+    take_all(table, 7, {})
+    table.replace(table.new_weights(typed(3.0).items(), 7))
+    assert float(model.head.weight.min()) == 3.0
+
+
+def test_what_cannot_be_copied_early_as_it_is_waits_for_the_rest():
+    model = Tied()
+    table = WeightTable(model)
+    take_all(table, 7, weights(2.0) | {"unknown": torch.ones(1), "embedding.weight": torch.ones(2, 2)})
+    table.replace(table.new_weights(weights(3.0).items(), 7))
+    assert float(model.head.weight.min()) == 3.0
+    assert model.layer.weight.dtype == torch.bfloat16
+    assert float(model.layer.weight.min()) == 3.0
+
+
+def test_without_spare_tensors_nothing_is_taken_early():
+    model = Tied()
+    table = WeightTable(model, spare_bytes=0)
+    before = model.embedding.weight.clone()
+    assert not table.has_spare_tensors
+    take_all(table, 7, typed(2.0))
+    assert torch.equal(model.embedding.weight, before)
+
+
+def test_weights_that_wait_for_the_exchange_are_not_written_to():
+    model = Tied()
+    table = WeightTable(model)
+    waiting = table.new_weights(typed(1.0).items(), 1)
+    take_all(table, 2, typed(2.0))
+    table.replace(waiting)
+    assert float(model.head.weight.max()) == 1.0

@@ -1,7 +1,8 @@
 """Building the model from its directory, and replacing its weights.
 
-    new weights ── names and shapes right? ──► spare tensors, copied while the model computes ──┐
-                                                                 the pause: exchanged with ◄────┴─ the tensors that serve
+    a tensor of a version that is still on its way ── take ──┐
+    new weights ── names and shapes right? ──────────────────┴─► spare tensors, copied while the model computes ──┐
+                                                                   the pause: exchanged with ◄────────────────────┴─ the tensors that serve
 
 On an accelerator, and beyond `SPARE_BYTES`, there are no spare tensors: the pause copies in place.
 """
@@ -12,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -88,25 +91,63 @@ class WeightTable:
         self._storage_of: dict[str, int] = {name: tensor.data_ptr() for name, tensor in self._by_name.items()}
         self._holders = _exchangeable(self._by_name, spare_bytes)
         self._spare: dict[str, torch.Tensor] = {}
+        self._early_version = 0
+        self._early: set[str] = set()
+        """Names of the spare tensors that have that version's elements already."""
 
-    def new_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> NewWeights:
+    @property
+    def has_spare_tensors(self) -> bool:
+        """Whether any tensor is exchanged rather than copied in place."""
+        return bool(self._holders)
+
+    def begin(self, version: int) -> None:
+        """See `EarlyWeights`."""
+        self._early_version = version
+        self._early.clear()
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        """See `EarlyWeights`. Leaves to `new_weights` what it cannot copy as it is, and what is wrong with it."""
+        mine = self._by_name.get(name)
+        if (
+            mine is None
+            or name not in self._holders
+            or (mine.shape, mine.dtype) != (tensor.shape, tensor.dtype)
+        ):
+            return
+        # torch would share the copy out to threads of its own, which then wait busily beside the decoder.
+        spare = self._spare_tensor(name)
+        np.copyto(_bytes_of(spare), _bytes_of(tensor))
+        self._spare[name] = spare
+        self._early.add(name)
+
+    def new_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int = 0) -> NewWeights:
         """Reads all tensors, compares names and shapes with the model, and copies those that will be exchanged.
 
         Changes nothing that the model computes with. For one thread, and for one version after the other.
 
+        Args:
+            tensors: All of a version, by name.
+            version: Its number, if some may have come early; 0 copies all.
+
         Raises:
             InvalidMessageError: A name is missing, unknown or given twice, or a shape is wrong.
         """
-        checked = self._checked(tensors)
+        early = self._early if version and version == self._early_version else frozenset()
         exchanged, copied = {}, {}
-        for name, tensor in checked.items():
-            if name in self._holders:
-                spare = self._spare.pop(name, None)
-                spare = torch.empty_like(self._by_name[name]) if spare is None else spare
-                exchanged[name] = spare.detach().copy_(tensor)
-            else:
+        for name, tensor in self._checked(tensors).items():
+            if name not in self._holders:
                 copied[name] = tensor
+            elif name in early:
+                exchanged[name] = self._spare_tensor(name)
+            else:
+                exchanged[name] = self._spare_tensor(name).copy_(tensor)
+        self.begin(0)
         return NewWeights(exchanged, copied)
+
+    def _spare_tensor(self, name: str) -> torch.Tensor:
+        """Takes out the tensor that will be exchanged for the one of that name; in new memory where there is none."""
+        spare = self._spare.pop(name, None)
+        return torch.empty_like(self._by_name[name]).detach() if spare is None else spare
 
     @torch.no_grad()
     def replace(self, new: NewWeights) -> None:
@@ -146,6 +187,11 @@ class WeightTable:
                 f"{len(missing)} weights are missing, such as {missing[:_NAMES_SHOWN]}; nothing was loaded"
             )
         return given
+
+
+def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """The bytes of a contiguous tensor in main memory."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 def _exchangeable(by_name: Mapping[str, torch.Tensor], spare_bytes: int) -> Mapping[str, list[torch.Tensor]]:
