@@ -10,7 +10,7 @@ FUZZ_VENV = $(VENV)-fuzz
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help install train test test-parity test-vllm test-ray test-compose test-monitoring test-scale smollm2 calibration calibration-vllm chaos chaos-processes fuzz fuzz-coverage test-frozen test-stall test-partition test-power-cut test-resume lint format proto proto-baseline clean
+.PHONY: help install train test test-parity test-vllm test-ray test-compose test-monitoring test-scale smollm2 calibration calibration-vllm chaos chaos-processes fuzz fuzz-coverage test-bit-rot test-frozen test-stall test-partition test-power-cut test-resume lint format proto proto-baseline clean
 
 help:  ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,9 @@ chaos: $(VENV)/.installed-test  ## Kills a hub, a trainer and workers without an
 
 chaos-processes: $(VENV)/.installed-test  ## The same with the real worker and whole processes, from CHAOS_SEED on.
 	CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(VENV)/bin/python -m pytest -s tests/chaos/test_kills.py
+
+test-bit-rot: $(VENV)/.installed-test  ## Damages journals for ROT_SECONDS (300) and judges what a hub makes of them.
+	dir=$$(mktemp -d) && $(VENV)/bin/python -m tests.chaos.bit_rot $$dir --seconds $${ROT_SECONDS:-300} --seed $${CHAOS_SEED:-1}; status=$$?; rm -rf $$dir; exit $$status
 
 test-frozen: $(VENV)/.installed-test  ## Freezes 50 workers and measures when others have their work.
 	$(VENV)/bin/python -m tests.chaos.frozen

@@ -108,8 +108,9 @@ def read_run(reader: JournalReader) -> RunData:
 
     Raises:
         ConfigError: No trainer opened it, or no step was committed yet.
-        StorageError: The journal cannot be read.
+        StorageError: The journal cannot be read, or something in it is damaged.
     """
+    reader.require_sound()
     run = reader.run()
     if run is None:
         raise ConfigError("this journal has no run: no trainer has opened one, so there is nothing to audit")

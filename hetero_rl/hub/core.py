@@ -19,8 +19,9 @@ are for the second attempt, which undoes alone what is refused; handlers can run
 Who waits for whom: a servicer waits for its own call, never for another's; the thread waits for the inbox. A long poll is
 not in this picture, it is a servicer that asks again when its topic changed (`Board`). When the disk fails, every call of
 the transaction is tried once more by itself, so that those that write nothing still get their answer and the others get
-the error. Shutdown: `close` puts a last entry into the inbox; what was put before it is still answered; the thread then
-closes the store, and later calls are refused with SHUTTING_DOWN.
+the error. A journal that turns out to be damaged ends the hub: `damage` is set, and whoever runs the hub is called.
+Shutdown: `close` puts a last entry into the inbox; what was put before it is still answered; the thread then closes the
+store, and later calls are refused with SHUTTING_DOWN.
 """
 
 import asyncio
@@ -31,7 +32,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from hetero_rl.errors import FencedError, HeteroRLError, InvalidMessageError, RefusedError, StorageError
+from hetero_rl.errors import (
+    DamagedJournalError,
+    FencedError,
+    HeteroRLError,
+    InvalidMessageError,
+    RefusedError,
+    StorageError,
+)
 from hetero_rl.failpoints import reach
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.stores.base import ConflictError
@@ -112,6 +120,10 @@ class HubCore:
         self._careful = False
         self._thread = threading.Thread(target=self._work, name="hub-core", daemon=True)
         self.board = Board()
+        self.damage: DamagedJournalError | None = None
+        """What made the journal unusable: the hub must end."""
+        self.when_damaged: Callable[[], object] = lambda: None
+        """Called on the event loop once there is `damage`."""
         self.writable = True
         """Whether the last attempt to write worked. Read by the health service."""
         self._thread.start()
@@ -200,6 +212,8 @@ class HubCore:
             _logger.warning("nothing was stored: %s", error)
             self._set_writable(works=False)
             self._undo()
+            if isinstance(error, DamagedJournalError):
+                self._loop.call_soon_threadsafe(self._give_up, error)
             return error
         if wrote:
             self._set_writable(works=True)
@@ -268,6 +282,11 @@ class HubCore:
             self._context.store.count(name)
 
     # --- on the event loop ------------------------------------------------------------------------------------------
+
+    def _give_up(self, damage: DamagedJournalError) -> None:
+        if self.damage is None:
+            self.damage = damage
+            self.when_damaged()
 
     def _deliver(self, calls: Sequence[_Call], topics: Topic) -> None:
         for call in calls:

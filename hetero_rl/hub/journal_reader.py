@@ -10,6 +10,7 @@ Example:
 """
 
 import dataclasses
+import logging
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +18,19 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-from hetero_rl.errors import StorageError
+from hetero_rl.errors import DamagedJournalError, StorageError
 from hetero_rl.hub.stores.codec import decode
-from hetero_rl.hub.stores.connection import check_schema_version, storage_error
+from hetero_rl.hub.stores.connection import SQLITE_ERRORS, WITHOUT_SUMS, check_schema_version, storage_error
+from hetero_rl.hub.stores.journal_check import (
+    DamagedRow,
+    damaged_rows,
+    damaged_rows_of_group,
+    structural_damage,
+)
 from hetero_rl.hub.stores.records import RunRecord, RunState, SyncRow, VersionRow
 from hetero_rl.hub.stores.schema import SUMS_SINCE
 from hetero_rl.hub.stores.sqlite_fleet import SELECT_SYNCS, sync_row
+from hetero_rl.hub.stores.sums import Sums
 from hetero_rl.wire.messages import (
     Disposition,
     Event,
@@ -35,6 +43,8 @@ from hetero_rl.wire.messages import (
 )
 
 __all__ = ["JournalReader", "Sample", "TrainedTwice", "trained_twice"]
+
+_logger = logging.getLogger(__name__)
 
 _OUTCOME_FIELDS = tuple(field.name for field in dataclasses.fields(SequenceOutcome))
 
@@ -131,12 +141,15 @@ class JournalReader:
         try:
             self._connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise storage_error(error, path) from error
         check_schema_version(version, path)
-        self._has_sums = version >= SUMS_SINCE
         if version == 0:
             raise StorageError(f"{path} is not a journal of hetero-rl: it has no schema version")
+        self._has_sums = version >= SUMS_SINCE
+        old = self._rows("SELECT 1 FROM meta WHERE key = ?", WITHOUT_SUMS)
+        self._sums = Sums(path, all_rows=self._has_sums and not old)
+        self._sound_groups: dict[str, bool] = {}
 
     def close(self) -> None:
         """Ends the connection."""
@@ -150,12 +163,35 @@ class JournalReader:
     ) -> None:
         self.close()
 
+    def damage(self) -> tuple[str, ...]:
+        """Everything in the journal that is not as it was written; reads all of it."""
+        try:
+            found = structural_damage(self._connection)
+            if self._has_sums and not found:
+                found = [row.what for row in damaged_rows(self._connection, self._sums)]
+        except SQLITE_ERRORS as error:
+            raise storage_error(error, self._path) from error
+        return tuple(found)
+
+    def require_sound(self) -> None:
+        """Raises DamagedJournalError, naming what is damaged, unless all of the journal is as it was written."""
+        found = self.damage()
+        if found:
+            raise DamagedJournalError(
+                f"{self._path} is damaged: {'; '.join(found[:5])}{' ...' if len(found) > 5 else ''}; "
+                "see docs/operations.md, section Damaged journals"
+            )
+
     def run(self) -> RunRecord | None:
         """The run; None before a trainer opened it."""
-        rows = self._rows("SELECT request, trainer_epoch, state, committed_step, pruned_step FROM run")
+        found = "row_sum" if self._has_sums else "NULL"
+        rows = self._rows(
+            f"SELECT request, trainer_epoch, state, committed_step, pruned_step, run_id, {found} FROM run"  # ruff: ignore[hardcoded-sql-expression] a name of ours
+        )
         if not rows:
             return None
-        request, epoch, state, committed, pruned = rows[0]
+        request, epoch, state, committed, pruned, _, run_sum = rows[0]
+        self._sums.require("the run", run_sum, rows[0][:-1])
         return RunRecord(
             request=decode(RunRequest, request),
             trainer_epoch=epoch,
@@ -173,10 +209,12 @@ class JournalReader:
 
     def versions(self) -> Iterator[tuple[VersionRow, WeightManifest]]:
         """Every weight version that was published, oldest first, pruned and abandoned ones too."""
+        found = "manifest_sum" if self._has_sums else "NULL"
         rows = self._rows(
-            "SELECT version, step, state_digest, abandoned, pruned, manifest FROM versions ORDER BY version"
+            f"SELECT version, step, state_digest, abandoned, pruned, manifest, {found} FROM versions ORDER BY version"  # ruff: ignore[hardcoded-sql-expression] a name of ours
         )
-        for version, step, state_digest, abandoned, pruned, manifest in rows:
+        for version, step, state_digest, abandoned, pruned, manifest, manifest_sum in rows:
+            self._sums.require(f"the manifest of weight version {version}", manifest_sum, (version, manifest))
             row = VersionRow(version, step, state_digest, abandoned=bool(abandoned), pruned=bool(pruned))
             yield row, decode(WeightManifest, manifest)
 
@@ -184,8 +222,13 @@ class JournalReader:
         """Ways to versions besides each one's own manifest, by version, and whether their blobs are kept."""
         if not self._has_table("routes"):
             return
-        rows = self._rows("SELECT manifest, pruned FROM routes ORDER BY version, base_version")
-        for manifest, pruned in rows:
+        found = "row_sum" if self._has_sums else "NULL"
+        rows = self._rows(
+            f"SELECT manifest, pruned, version, base_version, {found} FROM routes ORDER BY version, base_version"  # ruff: ignore[hardcoded-sql-expression] a name of ours
+        )
+        for manifest, pruned, version, base, route_sum in rows:
+            what = f"the manifest from weight version {base} to {version}"
+            self._sums.require(what, route_sum, (version, base, manifest))
             yield decode(WeightManifest, manifest), not pruned
 
     def syncs(self) -> tuple[SyncRow, ...]:
@@ -234,7 +277,7 @@ class JournalReader:
     def samples(
         self, *, purpose: Purpose = Purpose.TRAIN, step: int | None = None, limit: int = 20
     ) -> Iterator[Sample]:
-        """Completions whose tokens are still there, newest prompts first.
+        """Completions whose tokens are still there, newest prompts first; without those that were damaged.
 
         Args:
             purpose: Training or evaluation.
@@ -243,6 +286,8 @@ class JournalReader:
         """
         trainer_log_probs: dict[int, dict[tuple[str, int], bytes]] = {}
         for row in self._named_rows(_SAMPLES, int(purpose), step, limit):
+            if not self._is_sound(row["group_id"]):
+                continue
             if row["step"] not in trainer_log_probs:
                 trainer_log_probs[row["step"]] = self._trainer_log_probs(row["step"])
             key = (row["group_id"], row["sample_index"])
@@ -250,6 +295,21 @@ class JournalReader:
             row["finish_reason"] = FinishReason(row["finish_reason"])
             row["trainer_log_probs"] = trainer_log_probs[row["step"]].get(key, row["trainer_log_probs"])
             yield Sample(**row, outcome=self._outcome_of(*key))
+
+    def _is_sound(self, group_id: str) -> bool:
+        """Whether a group, its prompt and its completions are as they were written; says so in the log when not."""
+        if group_id not in self._sound_groups:
+            damaged = self._damaged_rows_of(group_id) if self._has_sums else []
+            self._sound_groups[group_id] = not damaged
+            for row in damaged:
+                _logger.warning("%s is damaged and left out: %s", self._path, row.what)
+        return self._sound_groups[group_id]
+
+    def _damaged_rows_of(self, group_id: str) -> list[DamagedRow]:
+        try:
+            return list(damaged_rows_of_group(self._connection, self._sums, group_id))
+        except SQLITE_ERRORS as error:
+            raise storage_error(error, self._path) from error
 
     def outcomes(self, step: int) -> tuple[SequenceOutcome, ...]:
         """What became of each sequence of a committed step, in the trainer's order; empty when it is not committed."""
@@ -296,20 +356,20 @@ class JournalReader:
             cursor = self._connection.execute(statement, values)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise storage_error(error, self._path) from error
 
     def _stream(self, statement: str) -> Iterator[tuple[Any, ...]]:
         """Rows one after another: a long run does not fit into a list."""
         try:
             yield from self._connection.execute(statement)
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise storage_error(error, self._path) from error
 
     def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         try:
             return self._connection.execute(statement, values).fetchall()
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise storage_error(error, self._path) from error
 
 

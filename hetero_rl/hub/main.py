@@ -29,7 +29,7 @@ def serve(config: Config, run_dir: Path, exit_with_parent: bool = False) -> None
 
     Raises:
         ConfigError: The listen address is refused or in use.
-        StorageError: Another hub holds the directory, or the journal cannot be used.
+        StorageError: Another hub holds the directory, or the journal cannot be used, or can no longer.
     """
     keep_freed_memory()
     directory = run_dir / "hub"
@@ -47,11 +47,14 @@ async def _serve(config: Config, directory: Path, *, exit_with_parent: bool) -> 
     if exit_with_parent:
         _stop_at_end_of_input(loop, stop)
     async with running_local_hub(config, directory) as hub:
+        hub.core.when_damaged = stop.set
         with exporting(config, "hub") as exporter:
             exporter.add(hub_readings(hub.core))
             _logger.info("the hub listens on %s", hub.address)
             await stop.wait()
         _logger.info("the hub is stopping")
+    if hub.core.damage is not None:
+        raise hub.core.damage
 
 
 def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import grpc.aio
 
 from hetero_rl.config.tree import Config, SecurityConfig
-from hetero_rl.errors import ConfigError, HeteroRLError
+from hetero_rl.errors import ConfigError, HeteroRLError, StorageError
 from hetero_rl.hub.blobs import BlobStore
 from hetero_rl.hub.callers import Callers
 from hetero_rl.hub.clock import SystemClock
@@ -207,6 +207,17 @@ def _probe(context: HubContext) -> None:
     context.store.probe_write()
 
 
+def _sound_store(path: Path, *, begun: bool) -> SqliteStore:
+    """Opens a journal that was read through; blobs come after a run was opened, so without one it is not `begun`."""
+    store = SqliteStore(path)
+    try:
+        store.verify(begun=begun)
+    except StorageError:
+        store.close()
+        raise
+    return store
+
+
 @asynccontextmanager
 async def running_local_hub(config: Config, directory: Path) -> AsyncGenerator[RunningHub]:
     """Serves the journal and blobs of `directory`, which must be locked; its address file exists while it does.
@@ -217,7 +228,7 @@ async def running_local_hub(config: Config, directory: Path) -> AsyncGenerator[R
     """
     check_listen_address(config.hub.listen, config.security)
     blobs = open_blob_store(config.weights.blob_store, directory)
-    store = SqliteStore(directory / "journal.sqlite")
+    store = await asyncio.to_thread(_sound_store, directory / "journal.sqlite", begun=bool(blobs.digests()))
     address_file = directory / ADDRESS_FILE
     serving = running_hub(
         store, blobs, hub_settings(config), listen=config.hub.listen, security=config.security

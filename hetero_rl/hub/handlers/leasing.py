@@ -194,8 +194,11 @@ def _most_leases(context: HubContext, run: RunRecord) -> int:
 
 def _probed(context: HubContext) -> bool:
     """Whether there is a probe card to pass."""
-    manifest = context.store.manifest(context.latest_version())
-    return manifest is not None and manifest.probe_card is not None
+    latest = context.latest_version()
+    manifest = context.store.manifest(latest)
+    if manifest is None:
+        return latest > 0  # it was damaged, and may well have had one
+    return manifest.probe_card is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

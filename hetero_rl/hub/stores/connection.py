@@ -10,8 +10,8 @@ Readers (`journal_reader`) open the same file read-only and never block the writ
 """
 
 import sqlite3
-from collections.abc import Generator, Hashable, Iterable
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,24 @@ from hetero_rl.errors import (
 )
 from hetero_rl.hub.stores.base import ConflictError
 from hetero_rl.hub.stores.cache import RowCache
+from hetero_rl.hub.stores.journal_check import damaged_rows, structural_damage
+from hetero_rl.hub.stores.log_check import check_log, log_evidence
 from hetero_rl.hub.stores.schema import ADDED_COLUMNS, ADDED_TABLES, SCHEMA, SCHEMA_VERSION
 from hetero_rl.hub.stores.sums import SUM_FUNCTION, Sums, sum_of_values
 
-__all__ = ["WITHOUT_SUMS", "JournalConnection", "check_schema_version", "storage_error"]
+__all__ = ["SQLITE_ERRORS", "WITHOUT_SUMS", "JournalConnection", "check_schema_version", "storage_error"]
 
 WITHOUT_SUMS = "rows_without_sums"
 """Key in `meta` of a journal that was begun before there were sums."""
 
 Row = tuple[Any, ...]
 
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What a statement may raise; the second where the text of SQLite's own error quotes a damaged name."""
 
-def storage_error(error: sqlite3.Error, path: Path) -> HeteroRLError:
-    """Our own error for one of SQLite's."""
+
+def storage_error(error: Exception, path: Path) -> HeteroRLError:
+    """Our own error for one of `SQLITE_ERRORS`."""
     if isinstance(error, sqlite3.IntegrityError):
         return ConflictError(f"{path}: {error}")
     code = getattr(error, "sqlite_errorcode", None)
@@ -49,12 +54,12 @@ def storage_error(error: sqlite3.Error, path: Path) -> HeteroRLError:
     return StorageError(f"{path} cannot be used: {error}")
 
 
-def _is_damage(error: sqlite3.Error) -> bool:
+def _is_damage(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     # The extended codes of damage, such as SQLITE_CORRUPT_INDEX, have that of damage in their lowest byte.
     damage = code is not None and code & 0xFF in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
     # Python's own error about a text that is no UTF-8 has no code; every text that we store is.
-    return damage or "Could not decode to UTF-8" in str(error)
+    return damage or isinstance(error, UnicodeDecodeError) or "Could not decode to UTF-8" in str(error)
 
 
 def check_schema_version(found: int, path: Path) -> None:
@@ -78,19 +83,24 @@ class JournalConnection:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            # Opened where the hub starts, used in the thread of its core only.
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._prepare()
-        except sqlite3.Error as error:
-            raise storage_error(error, path) from error
+        before = log_evidence(path)
+        with ExitStack() as undo:
+            try:
+                # Opened where the hub starts, used in the thread of its core only.
+                self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                undo.callback(self._connection.close)
+                doubt = check_log(self._connection, path, before)
+                self._prepare()
+            except SQLITE_ERRORS as error:
+                raise storage_error(error, path) from error
+            undo.pop_all()
         self._changes_before = 0
         self._waiting: dict[str, list[Row]] = {}
         self.writes = 0
         """Grows with every write, also with those that wait or failed."""
         self.sums = Sums(path, all_rows=self.row("SELECT 1 FROM meta WHERE key = ?", (WITHOUT_SUMS,)) is None)
-        self._damaged: set[Hashable] = set()
-        self._untold: list[str] = []
+        self._damaged: set[str] = set()
+        self._untold: list[str] = [doubt] if doubt else []
         self._told: list[str] = []
         self.cache = RowCache()
         """Rows read before; forgotten with whatever is undone."""
@@ -164,10 +174,28 @@ class JournalConnection:
             raise
         self.execute("RELEASE nested")
 
-    def note_damage(self, key: Hashable, what: str) -> None:
-        """Remembers that a damaged row was passed over; `key` is what it is of, so that it is told once."""
-        if key not in self._damaged:
-            self._damaged.add(key)
+    def verify(self, *, begun: bool) -> None:
+        """Reads the whole journal; see `SqliteStore.verify`."""
+        try:
+            problems = structural_damage(self._connection)
+            rows = [] if problems else list(damaged_rows(self._connection, self.sums))
+        except SQLITE_ERRORS as error:
+            raise storage_error(error, self._path) from error
+        problems += [row.what for row in rows if row.fatal]
+        if begun and not problems and self.row("SELECT 1 FROM run") is None:
+            problems.append("it is empty or gone, but there are files of its run")
+        if problems:
+            raise DamagedJournalError(
+                f"{self._path} is damaged: {'; '.join(problems[:5])}{' ...' if len(problems) > 5 else ''}; "
+                "see docs/operations.md, section Damaged journals"
+            )
+        for row in rows:
+            self.note_damage(row.what)
+
+    def note_damage(self, what: str) -> None:
+        """Remembers that a damaged row was passed over, once for each thing."""
+        if what not in self._damaged:
+            self._damaged.add(what)
             self._untold.append(what)
 
     def take_damage(self) -> tuple[str, ...]:
@@ -186,7 +214,7 @@ class JournalConnection:
         self.writes += 1
         try:
             self._connection.executemany(statement, rows)
-        except (sqlite3.Error, OverflowError) as error:
+        except (*SQLITE_ERRORS, OverflowError) as error:
             raise _problem(error, self._path) from error
 
     def update(self, statement: str, values: Iterable[Any]) -> int:
@@ -198,7 +226,7 @@ class JournalConnection:
         self.writes += 1
         try:
             return self._connection.execute(statement, tuple(values))
-        except (sqlite3.Error, OverflowError) as error:
+        except (*SQLITE_ERRORS, OverflowError) as error:
             raise _problem(error, self._path) from error
 
     def put_off(self, statement: str, *rows: Row) -> None:
@@ -221,7 +249,7 @@ class JournalConnection:
             before = self._connection.total_changes
             try:
                 self._connection.executemany(statement, rows)
-            except (sqlite3.Error, OverflowError) as error:
+            except (*SQLITE_ERRORS, OverflowError) as error:
                 raise _problem(error, self._path) from error
             if self._connection.total_changes - before != len(rows):
                 raise ConflictError(f"{self._path}: rows to be changed are missing: {statement}")
@@ -236,7 +264,7 @@ class JournalConnection:
         self._write_waiting()
         try:
             return self._connection.execute(statement, tuple(values)).fetchall()
-        except (sqlite3.Error, OverflowError) as error:
+        except (*SQLITE_ERRORS, OverflowError) as error:
             raise _problem(error, self._path) from error
 
     def row(self, statement: str, values: Iterable[Any] = ()) -> Row | None:
@@ -248,12 +276,12 @@ class JournalConnection:
         """Moves the write-ahead log into the file and closes it."""
         try:
             self._connection.close()
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise storage_error(error, self._path) from error
 
 
 def _problem(error: Exception, path: Path) -> HeteroRLError:
     """What a failed statement means; a number beyond 63 bits came from a caller."""
-    if isinstance(error, sqlite3.Error):
+    if isinstance(error, SQLITE_ERRORS):
         return storage_error(error, path)
     return InvalidMessageError(f"a number is larger than the journal holds (2^63 - 1): {error}")

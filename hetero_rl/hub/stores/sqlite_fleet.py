@@ -148,13 +148,11 @@ class FleetTables(HubStore):
     def probes(self, worker_name: str) -> tuple[ProbeRow, ...]:
         """See `HubStore`."""
         found = []
-        for number, row in enumerate(self._journal.rows(_SELECT_PROBES, (worker_name,))):
+        for row in self._journal.rows(_SELECT_PROBES, (worker_name,)):
             if self._journal.sums.fits(row[-1], row[:-2], row[-2]):
                 found.append(_probe_row(row))
             else:
-                self._journal.note_damage(
-                    ("probe", worker_name, number), f"a probe card of worker {worker_name}"
-                )
+                self._journal.note_damage(f"a probe card of worker {worker_name}")
         return tuple(found)
 
     def add_sync(self, row: SyncRow) -> bool:
@@ -172,13 +170,11 @@ class FleetTables(HubStore):
     def syncs(self) -> tuple[SyncRow, ...]:
         """See `HubStore`."""
         found = []
-        for number, row in enumerate(self._journal.rows(SELECT_SYNCS)):
+        for row in self._journal.rows(SELECT_SYNCS):
             if self._journal.sums.fits(row[0], row[1:]):
                 found.append(sync_row(row))
             else:
-                self._journal.note_damage(
-                    ("sync", number), f"how worker {row[1]} came to weight version {row[3]}"
-                )
+                self._journal.note_damage(f"how worker {row[1]} came to weight version {row[3]}")
         return tuple(found)
 
     def add_event(self, occurred_at: float, kind: str, worker_name: str, message: str) -> None:

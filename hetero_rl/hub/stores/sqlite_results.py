@@ -22,6 +22,10 @@ SELECT submission_id, worker_name, worker_epoch, sequence, lease_id, submissions
     expert_top_k, columns.row_sum
 FROM columns JOIN submissions USING (submission_id) WHERE columns.group_id = ? ORDER BY submission_id
 """
+_SUBMISSIONS = """
+SELECT submission_id, worker_name, worker_epoch, sequence, lease_id, group_id, backend, numerics_id, generation_seconds
+FROM submissions WHERE group_id = ?
+"""
 _SAMPLES = """
 SELECT group_id, sample_index, position, length, finish_reason, oldest_version, newest_version, oldest_step, newest_step
 FROM sequences WHERE group_id = ? AND submission_id = ? ORDER BY position
@@ -210,6 +214,12 @@ class ResultTables(HubStore):
 
     def drop_completions(self, group_id: str) -> None:
         """See `HubStore`."""
+        # Submissions stay: their sums are those of no sequences from now on.
+        for submission_id, *header in self._journal.rows(_SUBMISSIONS, (group_id,)):
+            found = row_sum((tuple(header), []))
+            self._journal.execute(
+                "UPDATE submissions SET row_sum = ? WHERE submission_id = ?", (found, submission_id)
+            )
         self._journal.execute("DELETE FROM sequences WHERE group_id = ?", (group_id,))
         self._journal.execute("DELETE FROM columns WHERE group_id = ?", (group_id,))
 
@@ -230,19 +240,19 @@ class ResultTables(HubStore):
             ):
                 found.append(_stored_batch(header, columns, samples))
             else:
-                self._journal.note_damage(("submission", submission_id), f"completions of group {group_id}")
+                self._journal.note_damage(f"completions of group {group_id}")
         return tuple(found)
 
     def sequences(self, group_id: str) -> tuple[SequenceRow, ...]:
         """See `HubStore`."""
         rows = self._journal.rows(_SEQUENCES, (group_id,))
         found: list[SequenceRow] = []
-        for (submission_id, *header), part in itertools.groupby(rows, key=_BY_SUBMISSION):
+        for (_, *header), part in itertools.groupby(rows, key=_BY_SUBMISSION):
             samples = [row[_HEADER + 2 :] for row in part]
             if self._journal.sums.fits(header[-1], (tuple(header[:-1]), samples)):
                 found += map(_sequence_row, samples)
             else:
-                self._journal.note_damage(("submission", submission_id), f"completions of group {group_id}")
+                self._journal.note_damage(f"completions of group {group_id}")
         return tuple(sorted(found, key=lambda row: row.sample_index))
 
     def prunable_groups(self, train_step: int, evaluation_step: int) -> tuple[str, ...]:

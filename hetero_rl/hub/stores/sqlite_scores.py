@@ -43,7 +43,7 @@ class ScoreTables(HubStore):
             if self._journal.sums.fits(found, values):
                 yield decode(ScoreRow, values[-1])
             else:
-                self._journal.note_damage(("score", values[0]), f"score {values[0]}")
+                self._journal.note_damage(f"score {values[0]}")
 
     def count_scores(self) -> int:
         """See `HubStore`."""

@@ -105,12 +105,10 @@ class StepTables(HubStore):
         sums = self._journal.sums
         sums.require(f"the commit of step {step}", header_sum, header)
         if not sums.fits(outcomes_sum, outcomes):
-            self._journal.note_damage(("outcomes", commit_id), f"outcomes of step {step}")
+            self._journal.note_damage(f"outcomes of step {step}")
             outcomes, log_probs = [], None
         if log_probs is not None and not sums.fits(log_probs_sum, (), log_probs):
-            self._journal.note_damage(
-                ("log_probs", commit_id), f"the trainer's log-probabilities of step {step}"
-            )
+            self._journal.note_damage(f"the trainer's log-probabilities of step {step}")
             log_probs = None
         return StepCommit(
             step=header[0],
@@ -147,7 +145,7 @@ class StepTables(HubStore):
         if row is None:
             return None
         if not self._journal.sums.fits(row[2], row[:2]):
-            self._journal.note_damage(("manifest", version), f"the manifest of weight version {version}")
+            self._journal.note_damage(f"the manifest of weight version {version}")
             return None
         return decode(WeightManifest, row[1])
 
@@ -209,7 +207,7 @@ class StepTables(HubStore):
                 yield decode(WeightManifest, text)
             else:
                 what = f"the manifest from weight version {base_version} to {version}"
-                self._journal.note_damage(("route", version, base_version), what)
+                self._journal.note_damage(what)
 
     def mark_route_pruned(self, version: int, base_version: int) -> None:
         """See `HubStore`."""

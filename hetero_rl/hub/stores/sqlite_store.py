@@ -49,6 +49,19 @@ class SqliteStore(GroupTables, ResultTables, StepTables, ScoreTables, FleetTable
             "INSERT INTO meta VALUES ('write_probe', '1') ON CONFLICT DO UPDATE SET value = value + 1"
         )
 
+    def verify(self, *, begun: bool = False) -> None:
+        """Reads the whole journal before it is used, outside of any transaction.
+
+        What others can stand in for is told by `take_damage`.
+
+        Args:
+            begun: Whether a run must be in it, because other traces of one are there.
+
+        Raises:
+            DamagedJournalError: Something is damaged that nothing can stand in for.
+        """
+        self._journal.verify(begun=begun)
+
     def take_damage(self) -> tuple[str, ...]:
         """See `HubStore`."""
         return self._journal.take_damage()

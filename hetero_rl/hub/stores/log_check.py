@@ -1,0 +1,139 @@
+"""Whether SQLite's write-ahead log gives back everything that was committed to it.
+
+    journal.sqlite-wal    header │ frame │ frame, commit │ frame │ frame │ frame, commit │ frames of an earlier round ...
+    journal.sqlite-shm    how many frames counted when the hub last committed; not synced, but it outlives a kill
+
+SQLite reads a log up to the first frame whose checksum fails and takes the rest for what a crash left half written. Of a
+commit that was synced this is wrong: the frame was damaged, and everything behind it would be lost without a word. Two things
+tell: commits after the place where the reading ends, and the count in the index that the killed hub left behind.
+The files' formats are those of https://www.sqlite.org/walformat.html.
+"""
+
+import dataclasses
+import os
+import sqlite3
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from hetero_rl.errors import DamagedJournalError, StorageError
+
+__all__ = ["LogEvidence", "check_log", "log_evidence"]
+
+_LOG_HEADER = struct.Struct(">8I")  # magic, format, page size, round, two salts, two checksums
+_FRAME_HEADER = struct.Struct(">6I")  # page, size of the file after a commit or 0, two salts, two checksums
+_MAGIC = 0x377F0682
+_LITTLE, _BIG = "<6I", ">6I"
+
+# In the order of this machine's bytes. The header, which is there twice: version, unused, change, initialised, order of bytes, page size, frames, pages,
+# checksum of the last frame, salts, checksum of the header; then how many frames are in the main file.
+_INDEX_HEADER = struct.Struct("=IIIBBHII2I2I2I")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogEvidence:
+    """What the files beside a journal say before SQLite touches them."""
+
+    commits: tuple[int, ...]
+    """Numbers, from 1, of the frames of the log that end a commit of its newest round."""
+    counted: int = 0
+    """Frames that counted when the index was last written; 0 when it says nothing about this log."""
+    moved: bool = False
+    """Whether the main file has all that counted."""
+    problem: str = ""
+    """What makes the whole log unreadable."""
+
+
+def log_evidence(journal: Path) -> LogEvidence:
+    """Reads the headers of a journal's log and index; raises StorageError."""
+    try:
+        return _evidence(journal, *(journal.with_name(journal.name + suffix) for suffix in ("-wal", "-shm")))
+    except OSError as error:
+        raise StorageError(f"the log of {journal} cannot be read: {error.strerror or error}") from error
+
+
+def _evidence(journal: Path, log: Path, index: Path) -> LogEvidence:
+    counted, moved, salts = _index(index)
+    size = log.stat().st_size if log.is_file() else 0
+    if size <= _LOG_HEADER.size:
+        problem = f"it is gone, and {counted} pages of it counted" if counted and not moved else ""
+        return LogEvidence((), problem=problem)
+    with log.open("rb") as file:
+        header = file.read(_LOG_HEADER.size)
+        if not _is_header(header):
+            return LogEvidence((), moved=moved, problem="its header is not what was written")
+        page_size, own_salts = _LOG_HEADER.unpack(header)[2], header[16:24]
+        commits = tuple(_commits(file.fileno(), size, page_size, own_salts))
+    problem = "" if not commits or _expects_log(journal) else "the journal's own header says that it has none"
+    same = salts == own_salts
+    return LogEvidence(commits, counted if same else 0, same and moved, problem)
+
+
+def check_log(connection: sqlite3.Connection, journal: Path, before: LogEvidence) -> str:
+    """Holds what SQLite made of a log against what was there before.
+
+    Args:
+        connection: Open on the journal; it has written nothing.
+        journal: Path of the journal.
+        before: From `log_evidence`, before the connection was made.
+
+    Returns:
+        What may be missing, if that can be told from a crash no more; empty when all is well.
+
+    Raises:
+        DamagedJournalError: Commits are lost.
+    """
+    problem = before.problem
+    connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    read = _index(journal.with_name(journal.name + "-shm"))[0] if before.commits else 0
+    lost = [number for number in before.commits if number > read]
+    if not problem and before.counted > read:
+        problem = f"{before.counted} of its frames counted, {read} are readable"
+    if not problem and len(lost) > 1:
+        problem = f"after frame {read} come {len(lost)} commits that cannot be read"
+    if problem:
+        raise DamagedJournalError(
+            f"{journal} is damaged: of its write-ahead log not everything can be read: {problem}; "
+            "see docs/operations.md, section Damaged journals"
+        )
+    return f"the last commit of the write-ahead log, frame {lost[0]}, is not whole" if lost else ""
+
+
+def _is_header(header: bytes) -> bool:
+    if len(header) < _LOG_HEADER.size:
+        return False
+    magic, *_, first, second = _LOG_HEADER.unpack(header)
+    if magic & ~1 != _MAGIC:
+        return False
+    a = b = 0
+    words = struct.unpack_from(_BIG if magic & 1 else _LITTLE, header)
+    for left, right in zip(words[::2], words[1::2], strict=True):
+        a = (a + left + b) & 0xFFFFFFFF
+        b = (b + right + a) & 0xFFFFFFFF
+    return (a, b) == (first, second)
+
+
+def _expects_log(journal: Path) -> bool:
+    """Whether the main file says that it is written by way of a log; otherwise SQLite does not look at one."""
+    with journal.open("rb") as file:
+        return file.read(20)[18:] == b"\2\2"
+
+
+def _commits(descriptor: int, size: int, page_size: int, salts: bytes) -> Iterator[int]:
+    """Numbers of the frames that have these salts and end a commit."""
+    stride = _FRAME_HEADER.size + page_size
+    for number, start in enumerate(range(_LOG_HEADER.size, size - stride + 1, stride), start=1):
+        frame = os.pread(descriptor, 16, start)
+        if frame[8:16] == salts and frame[4:8] != bytes(4):
+            yield number
+
+
+def _index(file: Path) -> tuple[int, bool, bytes]:
+    """Frames that count by an index, whether the main file has all of them, and the salts of their log."""
+    content = file.read_bytes()[: 2 * _INDEX_HEADER.size + 4] if file.is_file() else b""
+    header, copy = content[: _INDEX_HEADER.size], content[_INDEX_HEADER.size : 2 * _INDEX_HEADER.size]
+    if len(content) < 2 * _INDEX_HEADER.size + 4 or header != copy or not _INDEX_HEADER.unpack(header)[3]:
+        return 0, False, b""
+    frames = _INDEX_HEADER.unpack(header)[6]
+    (moved,) = struct.unpack_from("=I", content, 2 * _INDEX_HEADER.size)
+    return frames, moved >= frames, header[32:40]
