@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from hetero_rl.errors import DiskFullError, RefusedError
+from hetero_rl.errors import DamagedJournalError, DiskFullError, RefusedError
 from hetero_rl.hub.clock import SystemClock
 from hetero_rl.hub.core import Board, HubCore
 from hetero_rl.hub.handlers.context import HubContext, HubSettings, Topic
@@ -307,3 +307,17 @@ async def test_a_change_between_asking_and_waiting_is_not_missed():
     board.post(Topic.WORK)
     assert await board.wait(Topic.WORK, generation, None)
     assert board.generation(Topic.VERSIONS) == 0
+
+
+async def test_a_damaged_journal_is_told_to_whoever_runs_the_hub(tmp_path):
+    def read(context):
+        raise DamagedJournalError("journal.sqlite is damaged")
+
+    called = asyncio.Event()
+    async with running_core(SqliteStore(tmp_path / "journal.sqlite")) as core:
+        core.when_damaged = called.set
+        with pytest.raises(DamagedJournalError):
+            await core.run(read)
+        await called.wait()
+        assert str(core.damage) == "journal.sqlite is damaged"
+        assert not core.writable

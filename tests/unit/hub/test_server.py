@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
+import sqlite3
 import threading
 
 import grpc
 import pytest
 
 from hetero_rl.config.tree import Config
-from hetero_rl.errors import ConfigError, DiskFullError, FencedError, RefusedError
+from hetero_rl.errors import ConfigError, DamagedJournalError, DiskFullError, FencedError, RefusedError
 from hetero_rl.hub.handlers.context import HubSettings
 from hetero_rl.hub.local_blobs import LocalBlobStore
 from hetero_rl.hub.server import running_hub, running_local_hub
@@ -483,3 +484,32 @@ def test_results_of_one_call_may_take_together_what_one_may(hub_thread, trainer,
     reasons = [int(outcome.refusal.refusal.reason) for outcome in answer.outcomes]
     too_large = errors_pb2.REFUSAL_REASON_TOO_LARGE
     assert [reason == too_large for reason in reasons] == [False, False, True, True]
+
+
+def start_and_stop(directory):
+    async def serve():
+        async with running_local_hub(Config(), directory):
+            pass
+
+    asyncio.run(serve())
+
+
+def test_a_hub_does_not_start_with_an_index_that_contradicts_its_table(tmp_path):
+    start_and_stop(tmp_path)
+    path = tmp_path / "journal.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO groups VALUES ('needle', 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, NULL)")
+    content = path.read_bytes()
+    assert content.count(b"needle") > 1
+    path.write_bytes(content.replace(b"needle", b"beetle", 1))
+    with pytest.raises(DamagedJournalError, match=r"journal.sqlite is damaged: .*index"):
+        start_and_stop(tmp_path)
+    assert not (tmp_path / "address").exists()
+
+
+def test_a_hub_does_not_begin_anew_where_blobs_of_a_run_are(tmp_path):
+    start_and_stop(tmp_path)
+    (tmp_path / "blobs" / ("a" * 64)).write_bytes(b"1234")
+    (tmp_path / "journal.sqlite").unlink()
+    with pytest.raises(DamagedJournalError, match="empty or gone"):
+        start_and_stop(tmp_path)
