@@ -10,7 +10,7 @@ batch cannot overlap with anything and counts: the bound is the larger of both s
 
 Two schedules. In the first a step has 32 groups, four for each slot, so a group takes a quarter of a step. In the second it
 has 8, one for each slot, so a group takes a step and one in twenty more than the two that max_lag grants: what is
-left to gain there is told by the least that the gate allows (`overlap_gate`). A third measurement is a real run (`overlap_real`).
+left to gain there is told by the least that the gate allows (`overlap_gate`). Then come real runs of two sizes (`overlap_real`).
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 
 from hetero_rl.bench.overlap_hub import ONE_WAVE, Schedule, SimulatedHub
-from hetero_rl.bench.overlap_real import run_for_real
+from hetero_rl.bench.overlap_real import LARGER, QUICKSTART, RealRun, run_for_real
 from hetero_rl.bench.schema import BenchReport, Figure
 from hetero_rl.bench.trainer import Shapes, save_model
 from hetero_rl.config.tree import Config, WeightsConfig
@@ -192,7 +192,8 @@ def run(*, quick: bool = False) -> BenchReport:
     over_gate = [ratio * schedule.bound / schedule.least_wall for ratio in ratios]
     single = simulate(one_wave)[0]
     with tempfile.TemporaryDirectory() as name:
-        real = run_for_real(Path(name), steps=8 if quick else 50)
+        larger = run_for_real(Path(name) / "larger", LARGER, steps=8 if quick else 30)
+        quickstart = run_for_real(Path(name) / "quickstart", QUICKSTART, steps=8 if quick else 50)
     waits = "waiting of the main thread in the first of the runs"
     return BenchReport(
         bench="overlap",
@@ -202,19 +203,20 @@ def run(*, quick: bool = False) -> BenchReport:
             _figure("one_wave_wall_over_bound", [single], _BOUND),
             _figure("one_wave_wall_over_gate", [single * one_wave.bound / one_wave.least_wall], _GATE),
             *_shares("wait_share", found[0][1], waits),
-            _figure("real_wall_over_bound", [real.over_bound], _REAL, target=1.15),
-            *_shares(
-                "real_share",
-                {"training": real.training / real.wall, "generation": real.generation / real.wall},
-                "work in the real run",
-            ),
-            *_shares(
-                "real_wait_share",
-                {cause: seconds / real.wall for cause, seconds in real.waits.items()},
-                "waiting of the trainer in the real run",
-            ),
+            *_real_figures("real", larger),
+            *_real_figures("quickstart", quickstart),
         ),
     )
+
+
+def _real_figures(name: str, run: RealRun) -> list[Figure]:
+    work = {"training": run.training / run.wall, "generation": run.generation / run.wall}
+    waits = {cause: seconds / run.wall for cause, seconds in run.waits.items()}
+    return [
+        _figure(f"{name}_wall_over_bound", [run.over_bound], _REAL, target=1.15),
+        *_shares(f"{name}_share", work, "work in the real run"),
+        *_shares(f"{name}_wait_share", waits, "waiting of the trainer in the real run"),
+    ]
 
 
 def _figure(name: str, values: Sequence[float], baseline: str, *, target: float | None = None) -> Figure:

@@ -4,8 +4,12 @@
     worker:  busy seconds, with every heartbeat ─► hub ─► us ─► seconds that the engine computed
                                                                 wall / max(both), from line to line
 
-The quickstart's model and task with max_lag = 2, one thread for each side, no evaluation or checkpoint before the end. Both
+The quickstart's task with max_lag = 2, one thread for each side, no evaluation or checkpoint before the end. Both
 sides are measured in this very run, so what one takes from the other by sharing a machine counts as work and not as waiting.
+
+Two sizes. `LARGER` computes two seconds a step, generation and training about equally long, which is the hard case: the
+longer of the two never has to wait for the other when one is much shorter. `QUICKSTART` computes half a second for twice as
+many groups, so that what hub, graders and conversions take for each of them weighs as it never does with a model of use.
 """
 
 import dataclasses
@@ -23,34 +27,33 @@ from hetero_rl.launch.hub_access import connect_fleet, hub_of
 from hetero_rl.launch.rundir import RunDirectory
 from hetero_rl.wire.ports import FleetPort
 
-__all__ = ["RealRun", "overlap_of", "run_for_real"]
+__all__ = ["LARGER", "QUICKSTART", "RealRun", "RealShape", "overlap_of", "run_for_real"]
 
 WARM_UP = 5
 """Steps before measuring begins: the gate fills, and codecs are compiled."""
 _SETTINGS = """
 [run]
 name = "overlap"
-steps = {steps}
 [model]
 path = "starter"
 [model.starter]
-hidden_size = 64
-num_layers = 2
-num_heads = 2
-intermediate_size = 256
-supervised_steps = 200
+hidden_size = {hidden_size}
+num_layers = {num_layers}
+num_heads = {num_heads}
+intermediate_size = {intermediate_size}
+supervised_steps = {supervised_steps}
 target_loss = 0.12
 supervised_batch_size = 64
 learning_rate = 3e-3
 [task]
 name = "reasoning-gym"
 dataset = "spiral_matrix"
-max_prompt_tokens = 32
+max_prompt_tokens = {max_prompt_tokens}
 [task.options]
-min_n = 2
-max_n = 2
+min_n = {matrix_size}
+max_n = {matrix_size}
 [sampling]
-max_new_tokens = 10
+max_new_tokens = {max_new_tokens}
 [evaluation]
 every = 0
 prompts = 16
@@ -61,7 +64,7 @@ name = "vespo"
 [optimizer]
 learning_rate = 4e-4
 [trainer]
-groups_per_step = 64
+groups_per_step = {groups_per_step}
 group_size = 8
 threads = 1
 [checkpoint]
@@ -70,8 +73,51 @@ every = 1000000
 heartbeat_seconds = 0.25
 missed_heartbeats = 200
 [inference.worker]
+max_concurrent_sequences = {max_concurrent_sequences}
 threads = 1
 """
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RealShape:
+    """Sizes of a run, as the settings name them."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    supervised_steps: int
+    max_prompt_tokens: int
+    matrix_size: int
+    max_new_tokens: int
+    groups_per_step: int
+    max_concurrent_sequences: int
+
+
+QUICKSTART = RealShape(
+    hidden_size=64,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=256,
+    supervised_steps=200,
+    max_prompt_tokens=32,
+    matrix_size=2,
+    max_new_tokens=10,
+    groups_per_step=64,
+    max_concurrent_sequences=128,
+)
+LARGER = RealShape(
+    hidden_size=256,
+    num_layers=4,
+    num_heads=4,
+    intermediate_size=1024,
+    supervised_steps=60,
+    max_prompt_tokens=64,
+    matrix_size=3,
+    max_new_tokens=20,
+    groups_per_step=32,
+    max_concurrent_sequences=32,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,13 +166,13 @@ def _reading(busy: Sequence[tuple[float, float]], when: float) -> float:
     return low if end <= start else low + (high - low) * (when - start) / (end - start)
 
 
-def run_for_real(directory: Path, steps: int) -> RealRun:
+def run_for_real(directory: Path, shape: RealShape, steps: int) -> RealRun:
     """Trains `steps` steps, more than `WARM_UP`; raises LaunchError with the end of its output when it fails."""
     directory.mkdir(parents=True, exist_ok=True)
     settings, run = directory / "overlap.toml", RunDirectory(directory / "run")
-    settings.write_text(_SETTINGS.format(steps=steps), encoding="utf-8")
-    place = f"run.dir={str(run.root)!r}"
-    command = [sys.executable, "-m", "hetero_rl.cli.main", "train", str(settings), "--set", place]
+    settings.write_text(_SETTINGS.format(**dataclasses.asdict(shape)), encoding="utf-8")
+    overrides = ("--set", f"run.dir={str(run.root)!r}", "--set", f"run.steps={steps}")
+    command = [sys.executable, "-m", "hetero_rl.cli.main", "train", str(settings), *overrides]
     with (directory / "output.txt").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:

@@ -100,7 +100,10 @@ async def _ask(session: Session) -> LeaseGrant:
             wait=session.pacing.lease_wait,
         ),
     )
-    if not grant.leases and time.monotonic() - started < _EMPTY_ANSWER_PAUSE:
+    seconds = time.monotonic() - started
+    if grant.leases:
+        session.ahead.note_question(seconds)
+    elif seconds < _EMPTY_ANSWER_PAUSE:
         await asyncio.sleep(_EMPTY_ANSWER_PAUSE)
     return grant
 
@@ -163,6 +166,7 @@ async def _completions(session: Session, work: GenerateWork) -> list[TrajectoryB
     with group_spans("generate", [work.group_id], completions=len(work.sample_indices)):
         completions = await session.keeper.engine.generate(work)
     seconds = time.monotonic() - started
+    session.ahead.note_generation(seconds)
     batch = trajectory_batch(work, completions, session.numerics_id, seconds)
     return list(split_by_size(batch, completions, session.run.limits.max_message_bytes // 2))
 

@@ -19,6 +19,7 @@ from hetero_rl.wire.messages import (
     WeightSync,
 )
 from hetero_rl.wire.ports import WeightPort
+from hetero_rl.worker.ask_ahead import AskAhead
 from hetero_rl.worker.engine_keeper import EngineKeeper
 from hetero_rl.worker.gate import ServingGate
 from hetero_rl.worker.link import Link
@@ -81,6 +82,7 @@ class Session:
         self.stop_reason = ""
         self.capacity = keeper.engine.capabilities().max_concurrent_sequences
         self.largest_lease = 1
+        self.ahead = AskAhead(self.capacity)
         self.numerics_id = keeper.engine.numerics().numerics_id
         self._next_sequence = 1
         self._waiting_completions = 0
@@ -94,14 +96,15 @@ class Session:
 
     @property
     def room(self) -> int:
-        """Completions that may be asked for now; 0 while the engine is full or the hub is behind."""
+        """Completions that may be asked for now; 0 while the engine has enough to do or the hub is behind."""
         if self._waiting_completions >= _BACKLOG * self.capacity:
             return 0
-        free = self.capacity - self.keeper.engine.unfinished_sequences
         # Fewer than a group has would only make the hub wait; a question for each group alone would cost more than the
         # short completions of a small model do.
-        worthwhile = max(self.largest_lease, self.capacity // _ASKING_SHARE)
-        return free if free >= min(worthwhile, self.capacity) else 0
+        worthwhile = min(max(self.largest_lease, self.capacity // _ASKING_SHARE), self.capacity)
+        most = self.capacity + self.ahead.held(worthwhile)
+        free = most - self.keeper.engine.unfinished_sequences
+        return free if free >= worthwhile else 0
 
     @property
     def lease_ids(self) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 Whole groups and plenty of work: whoever has room takes the next group, so each worker gets work in proportion to its speed.
 Near the end of what the gate lets start, a slow worker with much room would take a large part at once and hold up the step.
-So the open work is shared out in proportion to measured speed (`shares`), and a worker that holds its share waits.
+So the open work is shared out in proportion to measured speed (`shares`), and a worker that holds its share waits. Work
+beyond what all engines decode at once is shared out likewise, for workers that ask ahead.
 
 With `placement.split_groups` the completions of a training group go to several backends: each lease takes a part, and
 prefers groups of which its backend has none.
@@ -75,7 +76,10 @@ def open_share(
     for lease in context.store.leases():
         held[lease.worker_name] += len(lease.sample_indices)
     name = worker.request.worker_name
-    return shares(startable + held.total(), measured)[name] - held[name]
+    work = startable + held.total()
+    # What no engine has room for may wait in their queues, so that none of them runs dry while it asks.
+    ahead = max(0, work - sum(each.capacity for each in measured.values()))
+    return shares(work, measured)[name] + shares(ahead, measured)[name] - held[name]
 
 
 def measured_workers(context: HubContext) -> dict[str, Measured]:

@@ -62,6 +62,19 @@ def test_a_slow_worker_gets_its_share_of_what_may_start_and_not_all_it_has_room_
     assert len(hub.lease(fast, free=64).leases) == 10
 
 
+def test_work_that_no_engine_has_room_for_may_wait_at_the_workers_in_proportion_to_their_speed(hub):
+    hub.open(groups_per_step=20)
+    few = dataclasses.replace(hub.messages.join_request().capabilities, max_concurrent_sequences=8)
+    fast, slow = (hub.join(name, capabilities=few) for name in ("w1", "w2"))
+    report(hub, fast, tokens=10_000)
+    report(hub, slow, tokens=1_000)
+    hub.enqueue(*range(10))
+
+    # 20 completions may start and 16 fit into both engines; 4 are left, of which 4 / 11 are the slow one's.
+    assert len(hub.lease(slow, free=64).leases) == 4
+    assert len(hub.lease(fast, free=64).leases) == 6
+
+
 def test_a_worker_that_holds_its_share_waits_and_is_told_when_a_lease_ends(hub):
     fast = hub.open(groups_per_step=4)
     slow = hub.join("w2")
