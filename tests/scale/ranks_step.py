@@ -65,18 +65,20 @@ def run(directory, name, policy, ranks, restore, layout):
         for file, tensors in capture_tensors(policy, learner.optimizer).items():
             write_tensors(directory / file, tensors)
     snapshot = take_snapshot(policy, 3, torch.float32)
+    # Where adapters are published, every rank leaves their base alone the second time.
+    snapshot = take_snapshot(policy, 3, torch.float32, snapshot)
     scores = SnapshotScorer(policy).score(snapshot, [[5, 6, 7, 8]])
     learner.stop()
     return {"steps": results, "refused": refused, "scores": scores, "tensors": sorted(snapshot.tensors)}
 
 
-def main(model, out, name, restore="", layout="whole", rank="0"):
+def main(model, out, name, restore="", layout="whole", rank="0", publish="merged"):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     directory = Path(out)
     policy = load_policy(Path(model), device=torch.device("cpu"), compute_dtype=torch.float32)
     if int(rank):
-        policy = add_adapters(policy, LoraConfig(rank=int(rank)), seed=0)
+        policy = add_adapters(policy, LoraConfig(rank=int(rank), publish=publish), seed=0)
     with joined_ranks(torch.device("cpu")) as ranks:
         if ranks is not None:
             policy = shard_policy(policy, ranks)

@@ -100,11 +100,12 @@ def test_sharded_checkpoints_go_from_four_ranks_to_two(script, model, tmp_path):
 
 
 @pytest.mark.scale
-def test_adapters_on_two_ranks_are_those_of_one(script, model, tmp_path):
+@pytest.mark.parametrize("publish", ["merged", "adapter"])
+def test_adapters_on_two_ranks_are_those_of_one(script, model, tmp_path, publish):
     pytest.importorskip("peft", reason="the extra `lora` is not installed")
-    expected = alone(script, model, tmp_path / "1", "vespo", "", "whole", "2")
+    expected = alone(script, model, tmp_path / "1", "vespo", "", "whole", "2", publish)
 
-    found = on_ranks(2, model, tmp_path / "2", "vespo", "", "whole", "2")
+    found = on_ranks(2, model, tmp_path / "2", "vespo", "", "whole", "2", publish)
 
     kinds = ("model", "optimizer", "adapter_model")
     assert_same(found, expected, tmp_path / "2", tmp_path / "1", kinds)

@@ -113,11 +113,11 @@ def make_model(kind, directory):
 class Cluster:
     """A run of hub and trainer, and a vLLM worker beside it; whatever is left is ended with the test."""
 
-    def __init__(self, directory, kind, dtype, steps=STEPS):
+    def __init__(self, directory, kind, dtype, steps=STEPS, settings=""):
         self.directory = directory
         make_model(kind, directory / "model")
         self.settings = directory / "mixed.toml"
-        self.settings.write_text(SETTINGS.format(directory=directory, dtype=dtype, steps=steps))
+        self.settings.write_text(SETTINGS.format(directory=directory, dtype=dtype, steps=steps) + settings)
         self.run = directory / "run"
         self.trainer = self._start("trainer", sys.executable, [*COMMAND, "train", self.settings])
         self.hub = self._wait_for(self.run / "hub" / "address")

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hetero_rl.hub.journal_reader import JournalReader
+from hetero_rl.weights.adapter_rules import is_adapter_name
+
 CORRUPTING = Path(__file__).with_name("corrupting_worker.py")
 
 
@@ -81,6 +84,31 @@ def test_in_bfloat16_the_difference_is_reported_and_a_run_outlives_the_death_of_
     assert [record["step"] for record in steps] == [1, 2, 3]
     restarted = "the engine runs again" in (mixed.directory / "worker.log").read_text()
     assert restarted == (kind == "dense")
+
+
+@pytest.mark.parametrize(("kind", "dtype", "most"), [("tied", "float32", 1e-4), ("dense", "bfloat16", 0.1)])
+def test_adapters_that_are_published_alone_are_served_by_vllm(cluster, measured, kind, dtype, most):
+    pytest.importorskip("peft", reason="the extra `lora` is not installed")
+    lora = '[trainer.lora]\nrank = 4\npublish = "adapter"\n'
+    mixed = cluster(kind, dtype, settings=lora)
+    mixed.start_worker()
+    assert mixed.finish() == (0, 0), mixed.text()
+
+    steps = [record for record in mixed.metrics() if record["step"] >= 1]
+    gaps = [record["log_prob_gap/mean"] for record in steps]
+    with JournalReader(mixed.run / "hub" / "journal.sqlite") as reader:
+        manifests = [manifest for _, manifest in reader.versions()]
+        probes = [(row[2], row[3]) for row in reader.probes()]
+    measured(
+        f"{kind} {dtype}, adapters: mean |dlogp| {max(gaps):.1e}, probe cards {max(gap for _, gap in probes):.1e}"
+    )
+    assert [record["step"] for record in steps] == [1, 2, 3]
+    assert max(gaps) <= most
+    assert {version for version, _ in probes} >= {1, 2, 3}
+    assert all(
+        is_adapter_name(entry.name) for manifest in manifests[1:] for entry in manifest.tensors if entry.size
+    )
+    assert "quarantine" not in (mixed.directory / "worker.log").read_text()
 
 
 def test_a_worker_whose_update_went_wrong_is_quarantined_and_leaves_no_process_when_killed(cluster):

@@ -115,10 +115,20 @@ class Site:
         self.fetched = []
 
     async def open(
-        self, *, resume_step=0, anchor_every=16, port=None, trainer=None, model_files=(), anchors="raw"
+        self,
+        *,
+        resume_step=0,
+        anchor_every=16,
+        port=None,
+        trainer=None,
+        model_files=(),
+        anchors="raw",
+        adapters=False,
     ):
         """A trainer that opens the run; returns its publisher."""
-        request = dataclasses.replace(REQUEST, resume_step=resume_step, model_files=model_files)
+        request = dataclasses.replace(
+            REQUEST, resume_step=resume_step, model_files=model_files, adapter_weights=adapters
+        )
         trainer = trainer or self.trainer
         grant = await asyncio.to_thread(trainer.open_run, request)
         return Publisher(
@@ -137,8 +147,8 @@ class Site:
         for step in steps:
             await self.publish_state(publisher, step, state_after(step))
 
-    async def publish_state(self, publisher, step, state):
-        await asyncio.to_thread(publisher.publish, Snapshot(step, state))
+    async def publish_state(self, publisher, step, state, adapter=None):
+        await asyncio.to_thread(publisher.publish, Snapshot(step, state, adapter=adapter))
         await asyncio.to_thread(publisher.settle)
 
     async def follow(self, stage, step, state=None):
@@ -150,6 +160,7 @@ class Site:
         assert staged.manifest.state_digest == state_digest(staged.manifest.tensors)
 
     newest = NEWEST
+    join_request = JOIN
     state_after = staticmethod(state_after)
 
     def counting(self, client, fetched):
