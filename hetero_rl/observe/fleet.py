@@ -103,6 +103,7 @@ def fleet_record(snapshot: FleetSnapshot) -> dict[str, object]:
         "step": status.step,
         "total_steps": status.total_steps,
         "latest_weight_version": run.latest_weight_version if run else 0,
+        "adapter_weights": bool(run and run.adapter_weights),
         "max_lag": status.max_lag,
         "groups_per_step": status.groups_per_step,
         "trainer_connected": status.trainer_connected,

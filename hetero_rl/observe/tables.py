@@ -169,7 +169,7 @@ def headline(status: RunStatus) -> Text:
     return Text.assemble(
         (status.run.run_id, "bold"),
         f"  step {status.step}/{status.total_steps}",
-        f"  weights v{status.run.latest_weight_version}",
+        f"  weights v{status.run.latest_weight_version}{' (adapters)' if status.run.adapter_weights else ''}",
         f"  max lag {status.max_lag}",
         f"  hub up {duration(status.uptime)}  ",
         (trainer, "green" if status.trainer_connected else "yellow"),

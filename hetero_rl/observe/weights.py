@@ -148,12 +148,14 @@ def _base_bytes(manifest: WeightManifest) -> int:
 
 
 def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
-    """One line for each version, and the sum."""
+    """One line for each version, and the sum; what each holds, where one holds adapters."""
+    adapted = any(record.adapter_rank is not None for record in records)
     table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
     for column in ("version", "step"):
         table.add_column(column, justify="right")
     table.add_column("encoding")
-    table.add_column("holds")
+    if adapted:
+        table.add_column("holds")
     for column in ("base", "changed", "bytes", "bits/change", "of full"):
         table.add_column(column, justify="right")
     table.add_column("")
@@ -162,7 +164,7 @@ def weights_view(records: Sequence[VersionRecord]) -> RenderableType:
             str(record.version),
             str(record.step),
             record.encoding,
-            _held(record),
+            *([_held(record)] if adapted else []),
             str(record.base_version or "-"),
             _percent(record.density),
             f"{record.coded_bytes:,}",

@@ -20,57 +20,57 @@ from hetero_rl.v1 import work_pb2 as hetero__rl_dot_v1_dot_work__pb2
 from hetero_rl.v1 import worker_pb2 as hetero__rl_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"hetero_rl/v1/rollout_service.proto\x12\x0chetero_rl.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19hetero_rl/v1/errors.proto\x1a\x1dhetero_rl/v1/trajectory.proto\x1a\x1ahetero_rl/v1/weights.proto\x1a\x17hetero_rl/v1/work.proto\x1a\x19hetero_rl/v1/worker.proto\"\x8e\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x02 \x01(\r\x12\x1d\n\x15max_completion_tokens\x18\x03 \x01(\r\x12\x16\n\x0emax_group_size\x18\x04 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\"\xfa\x01\n\x0eRunDescription\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x31\n\rmodel_digests\x18\x02 \x01(\x0b\x32\x1a.hetero_rl.v1.ModelDigests\x12,\n\x0bmodel_files\x18\x03 \x03(\x0b\x32\x17.hetero_rl.v1.ModelFile\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .hetero_rl.v1.SamplingParameters\x12$\n\x06limits\x18\x05 \x01(\x0b\x32\x14.hetero_rl.v1.Limits\x12\x1d\n\x15latest_weight_version\x18\x06 \x01(\x04\"\x0f\n\rGetRunRequest\";\n\x0eGetRunResponse\x12)\n\x03run\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.RunDescription\"\x83\x02\n\x0bJoinRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bworker_name\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12\x18\n\x10software_version\x18\x05 \x01(\t\x12\x30\n\x0c\x63\x61pabilities\x18\x06 \x01(\x0b\x32\x1a.hetero_rl.v1.Capabilities\x12.\n\x08numerics\x18\x07 \x01(\x0b\x32\x1c.hetero_rl.v1.NumericsRecord\x12\x31\n\rmodel_digests\x18\x08 \x01(\x0b\x32\x1a.hetero_rl.v1.ModelDigests\"\xdc\x01\n\x0cJoinResponse\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x31\n\x0elease_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ndead_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1d\n\x15latest_weight_version\x18\x05 \x01(\x04\";\n\x0eWorkerIdentity\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\"\xa0\x01\n\x10LeaseWorkRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12\x1d\n\x15loaded_weight_version\x18\x02 \x01(\x04\x12\x16\n\x0e\x66ree_sequences\x18\x03 \x01(\r\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa7\x01\n\x11LeaseWorkResponse\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.hetero_rl.v1.Lease\x12\x32\n\x0eno_work_reason\x18\x02 \x01(\x0e\x32\x1a.hetero_rl.v1.NoWorkReason\x12\x1a\n\x12min_weight_version\x18\x03 \x01(\x04\x12\x1d\n\x15latest_weight_version\x18\x04 \x01(\x04\"\xe5\x01\n\x14SubmitResultsRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x35\n\x0ctrajectories\x18\x05 \x01(\x0b\x32\x1d.hetero_rl.v1.TrajectoryBatchH\x00\x12*\n\x06scores\x18\x06 \x01(\x0b\x32\x18.hetero_rl.v1.ScoreBatchH\x00\x42\t\n\x07results\";\n\x15SubmitResultsResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\x12\x0f\n\x07\x63redits\x18\x02 \x01(\r\"M\n\x12SubmitBatchRequest\x12\x37\n\x0bsubmissions\x18\x01 \x03(\x0b\x32\".hetero_rl.v1.SubmitResultsRequest\"L\n\x11SubmissionRefusal\x12&\n\x07refusal\x18\x01 \x01(\x0b\x32\x15.hetero_rl.v1.Refusal\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x8a\x01\n\x11SubmissionOutcome\x12\x36\n\x07receipt\x18\x01 \x01(\x0b\x32#.hetero_rl.v1.SubmitResultsResponseH\x00\x12\x32\n\x07refusal\x18\x02 \x01(\x0b\x32\x1f.hetero_rl.v1.SubmissionRefusalH\x00\x42\t\n\x07outcome\"H\n\x13SubmitBatchResponse\x12\x31\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1f.hetero_rl.v1.SubmissionOutcome\"\xd2\x01\n\x10HeartbeatRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12\x11\n\tlease_ids\x18\x02 \x03(\t\x12\x1d\n\x15loaded_weight_version\x18\x03 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x04\x12\x14\n\x0c\x62usy_seconds\x18\x05 \x01(\x01\x12.\n\x0cweight_syncs\x18\x06 \x03(\x0b\x32\x18.hetero_rl.v1.WeightSync\"t\n\x11HeartbeatResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\x12\x1d\n\x15latest_weight_version\x18\x02 \x01(\x04\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.hetero_rl.v1.WorkerState\"\x82\x01\n\x12ReportProbeRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x19.hetero_rl.v1.ProbeResult\x12\x13\n\x0bnumerics_id\x18\x03 \x01(\t\"\'\n\x13ReportProbeResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\"L\n\x0cLeaveRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse*\xf3\x01\n\x0cNoWorkReason\x12\x1e\n\x1aNO_WORK_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1aNO_WORK_REASON_QUEUE_EMPTY\x10\x01\x12!\n\x1dNO_WORK_REASON_STALENESS_GATE\x10\x02\x12\"\n\x1eNO_WORK_REASON_WEIGHTS_TOO_OLD\x10\x03\x12\x1b\n\x17NO_WORK_REASON_DRAINING\x10\x04\x12\x1e\n\x1aNO_WORK_REASON_QUARANTINED\x10\x05\x12\x1f\n\x1bNO_WORK_REASON_RUN_COMPLETE\x10\x06\x32\xf4\x04\n\x0eRolloutService\x12\x43\n\x06GetRun\x12\x1b.hetero_rl.v1.GetRunRequest\x1a\x1c.hetero_rl.v1.GetRunResponse\x12=\n\x04Join\x12\x19.hetero_rl.v1.JoinRequest\x1a\x1a.hetero_rl.v1.JoinResponse\x12L\n\tLeaseWork\x12\x1e.hetero_rl.v1.LeaseWorkRequest\x1a\x1f.hetero_rl.v1.LeaseWorkResponse\x12X\n\rSubmitResults\x12\".hetero_rl.v1.SubmitResultsRequest\x1a#.hetero_rl.v1.SubmitResultsResponse\x12R\n\x0bSubmitBatch\x12 .hetero_rl.v1.SubmitBatchRequest\x1a!.hetero_rl.v1.SubmitBatchResponse\x12L\n\tHeartbeat\x12\x1e.hetero_rl.v1.HeartbeatRequest\x1a\x1f.hetero_rl.v1.HeartbeatResponse\x12R\n\x0bReportProbe\x12 .hetero_rl.v1.ReportProbeRequest\x1a!.hetero_rl.v1.ReportProbeResponse\x12@\n\x05Leave\x12\x1a.hetero_rl.v1.LeaveRequest\x1a\x1b.hetero_rl.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"hetero_rl/v1/rollout_service.proto\x12\x0chetero_rl.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19hetero_rl/v1/errors.proto\x1a\x1dhetero_rl/v1/trajectory.proto\x1a\x1ahetero_rl/v1/weights.proto\x1a\x17hetero_rl/v1/work.proto\x1a\x19hetero_rl/v1/worker.proto\"\x8e\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x02 \x01(\r\x12\x1d\n\x15max_completion_tokens\x18\x03 \x01(\r\x12\x16\n\x0emax_group_size\x18\x04 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x05 \x01(\r\"\x93\x02\n\x0eRunDescription\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x31\n\rmodel_digests\x18\x02 \x01(\x0b\x32\x1a.hetero_rl.v1.ModelDigests\x12,\n\x0bmodel_files\x18\x03 \x03(\x0b\x32\x17.hetero_rl.v1.ModelFile\x12\x32\n\x08sampling\x18\x04 \x01(\x0b\x32 .hetero_rl.v1.SamplingParameters\x12$\n\x06limits\x18\x05 \x01(\x0b\x32\x14.hetero_rl.v1.Limits\x12\x1d\n\x15latest_weight_version\x18\x06 \x01(\x04\x12\x17\n\x0f\x61\x64\x61pter_weights\x18\x07 \x01(\x08\"\x0f\n\rGetRunRequest\";\n\x0eGetRunResponse\x12)\n\x03run\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.RunDescription\"\x83\x02\n\x0bJoinRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bworker_name\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12\x18\n\x10software_version\x18\x05 \x01(\t\x12\x30\n\x0c\x63\x61pabilities\x18\x06 \x01(\x0b\x32\x1a.hetero_rl.v1.Capabilities\x12.\n\x08numerics\x18\x07 \x01(\x0b\x32\x1c.hetero_rl.v1.NumericsRecord\x12\x31\n\rmodel_digests\x18\x08 \x01(\x0b\x32\x1a.hetero_rl.v1.ModelDigests\"\xdc\x01\n\x0cJoinResponse\x12\x14\n\x0cworker_epoch\x18\x01 \x01(\x04\x12\x31\n\x0elease_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ndead_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1d\n\x15latest_weight_version\x18\x05 \x01(\x04\";\n\x0eWorkerIdentity\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\"\xa0\x01\n\x10LeaseWorkRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12\x1d\n\x15loaded_weight_version\x18\x02 \x01(\x04\x12\x16\n\x0e\x66ree_sequences\x18\x03 \x01(\r\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa7\x01\n\x11LeaseWorkResponse\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.hetero_rl.v1.Lease\x12\x32\n\x0eno_work_reason\x18\x02 \x01(\x0e\x32\x1a.hetero_rl.v1.NoWorkReason\x12\x1a\n\x12min_weight_version\x18\x03 \x01(\x04\x12\x1d\n\x15latest_weight_version\x18\x04 \x01(\x04\"\xe5\x01\n\x14SubmitResultsRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x35\n\x0ctrajectories\x18\x05 \x01(\x0b\x32\x1d.hetero_rl.v1.TrajectoryBatchH\x00\x12*\n\x06scores\x18\x06 \x01(\x0b\x32\x18.hetero_rl.v1.ScoreBatchH\x00\x42\t\n\x07results\";\n\x15SubmitResultsResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\x12\x0f\n\x07\x63redits\x18\x02 \x01(\r\"M\n\x12SubmitBatchRequest\x12\x37\n\x0bsubmissions\x18\x01 \x03(\x0b\x32\".hetero_rl.v1.SubmitResultsRequest\"L\n\x11SubmissionRefusal\x12&\n\x07refusal\x18\x01 \x01(\x0b\x32\x15.hetero_rl.v1.Refusal\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x8a\x01\n\x11SubmissionOutcome\x12\x36\n\x07receipt\x18\x01 \x01(\x0b\x32#.hetero_rl.v1.SubmitResultsResponseH\x00\x12\x32\n\x07refusal\x18\x02 \x01(\x0b\x32\x1f.hetero_rl.v1.SubmissionRefusalH\x00\x42\t\n\x07outcome\"H\n\x13SubmitBatchResponse\x12\x31\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1f.hetero_rl.v1.SubmissionOutcome\"\xd2\x01\n\x10HeartbeatRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12\x11\n\tlease_ids\x18\x02 \x03(\t\x12\x1d\n\x15loaded_weight_version\x18\x03 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x04\x12\x14\n\x0c\x62usy_seconds\x18\x05 \x01(\x01\x12.\n\x0cweight_syncs\x18\x06 \x03(\x0b\x32\x18.hetero_rl.v1.WeightSync\"t\n\x11HeartbeatResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\x12\x1d\n\x15latest_weight_version\x18\x02 \x01(\x04\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.hetero_rl.v1.WorkerState\"\x82\x01\n\x12ReportProbeRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x19.hetero_rl.v1.ProbeResult\x12\x13\n\x0bnumerics_id\x18\x03 \x01(\t\"\'\n\x13ReportProbeResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\"L\n\x0cLeaveRequest\x12,\n\x06worker\x18\x01 \x01(\x0b\x32\x1c.hetero_rl.v1.WorkerIdentity\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse*\xf3\x01\n\x0cNoWorkReason\x12\x1e\n\x1aNO_WORK_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1aNO_WORK_REASON_QUEUE_EMPTY\x10\x01\x12!\n\x1dNO_WORK_REASON_STALENESS_GATE\x10\x02\x12\"\n\x1eNO_WORK_REASON_WEIGHTS_TOO_OLD\x10\x03\x12\x1b\n\x17NO_WORK_REASON_DRAINING\x10\x04\x12\x1e\n\x1aNO_WORK_REASON_QUARANTINED\x10\x05\x12\x1f\n\x1bNO_WORK_REASON_RUN_COMPLETE\x10\x06\x32\xf4\x04\n\x0eRolloutService\x12\x43\n\x06GetRun\x12\x1b.hetero_rl.v1.GetRunRequest\x1a\x1c.hetero_rl.v1.GetRunResponse\x12=\n\x04Join\x12\x19.hetero_rl.v1.JoinRequest\x1a\x1a.hetero_rl.v1.JoinResponse\x12L\n\tLeaseWork\x12\x1e.hetero_rl.v1.LeaseWorkRequest\x1a\x1f.hetero_rl.v1.LeaseWorkResponse\x12X\n\rSubmitResults\x12\".hetero_rl.v1.SubmitResultsRequest\x1a#.hetero_rl.v1.SubmitResultsResponse\x12R\n\x0bSubmitBatch\x12 .hetero_rl.v1.SubmitBatchRequest\x1a!.hetero_rl.v1.SubmitBatchResponse\x12L\n\tHeartbeat\x12\x1e.hetero_rl.v1.HeartbeatRequest\x1a\x1f.hetero_rl.v1.HeartbeatResponse\x12R\n\x0bReportProbe\x12 .hetero_rl.v1.ReportProbeRequest\x1a!.hetero_rl.v1.ReportProbeResponse\x12@\n\x05Leave\x12\x1a.hetero_rl.v1.LeaveRequest\x1a\x1b.hetero_rl.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hetero_rl.v1.rollout_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NOWORKREASON']._serialized_start=2843
-  _globals['_NOWORKREASON']._serialized_end=3086
+  _globals['_NOWORKREASON']._serialized_start=2868
+  _globals['_NOWORKREASON']._serialized_end=3111
   _globals['_LIMITS']._serialized_start=223
   _globals['_LIMITS']._serialized_end=365
   _globals['_RUNDESCRIPTION']._serialized_start=368
-  _globals['_RUNDESCRIPTION']._serialized_end=618
-  _globals['_GETRUNREQUEST']._serialized_start=620
-  _globals['_GETRUNREQUEST']._serialized_end=635
-  _globals['_GETRUNRESPONSE']._serialized_start=637
-  _globals['_GETRUNRESPONSE']._serialized_end=696
-  _globals['_JOINREQUEST']._serialized_start=699
-  _globals['_JOINREQUEST']._serialized_end=958
-  _globals['_JOINRESPONSE']._serialized_start=961
-  _globals['_JOINRESPONSE']._serialized_end=1181
-  _globals['_WORKERIDENTITY']._serialized_start=1183
-  _globals['_WORKERIDENTITY']._serialized_end=1242
-  _globals['_LEASEWORKREQUEST']._serialized_start=1245
-  _globals['_LEASEWORKREQUEST']._serialized_end=1405
-  _globals['_LEASEWORKRESPONSE']._serialized_start=1408
-  _globals['_LEASEWORKRESPONSE']._serialized_end=1575
-  _globals['_SUBMITRESULTSREQUEST']._serialized_start=1578
-  _globals['_SUBMITRESULTSREQUEST']._serialized_end=1807
-  _globals['_SUBMITRESULTSRESPONSE']._serialized_start=1809
-  _globals['_SUBMITRESULTSRESPONSE']._serialized_end=1868
-  _globals['_SUBMITBATCHREQUEST']._serialized_start=1870
-  _globals['_SUBMITBATCHREQUEST']._serialized_end=1947
-  _globals['_SUBMISSIONREFUSAL']._serialized_start=1949
-  _globals['_SUBMISSIONREFUSAL']._serialized_end=2025
-  _globals['_SUBMISSIONOUTCOME']._serialized_start=2028
-  _globals['_SUBMISSIONOUTCOME']._serialized_end=2166
-  _globals['_SUBMITBATCHRESPONSE']._serialized_start=2168
-  _globals['_SUBMITBATCHRESPONSE']._serialized_end=2240
-  _globals['_HEARTBEATREQUEST']._serialized_start=2243
-  _globals['_HEARTBEATREQUEST']._serialized_end=2453
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2455
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2571
-  _globals['_REPORTPROBEREQUEST']._serialized_start=2574
-  _globals['_REPORTPROBEREQUEST']._serialized_end=2704
-  _globals['_REPORTPROBERESPONSE']._serialized_start=2706
-  _globals['_REPORTPROBERESPONSE']._serialized_end=2745
-  _globals['_LEAVEREQUEST']._serialized_start=2747
-  _globals['_LEAVEREQUEST']._serialized_end=2823
-  _globals['_LEAVERESPONSE']._serialized_start=2825
-  _globals['_LEAVERESPONSE']._serialized_end=2840
-  _globals['_ROLLOUTSERVICE']._serialized_start=3089
-  _globals['_ROLLOUTSERVICE']._serialized_end=3717
+  _globals['_RUNDESCRIPTION']._serialized_end=643
+  _globals['_GETRUNREQUEST']._serialized_start=645
+  _globals['_GETRUNREQUEST']._serialized_end=660
+  _globals['_GETRUNRESPONSE']._serialized_start=662
+  _globals['_GETRUNRESPONSE']._serialized_end=721
+  _globals['_JOINREQUEST']._serialized_start=724
+  _globals['_JOINREQUEST']._serialized_end=983
+  _globals['_JOINRESPONSE']._serialized_start=986
+  _globals['_JOINRESPONSE']._serialized_end=1206
+  _globals['_WORKERIDENTITY']._serialized_start=1208
+  _globals['_WORKERIDENTITY']._serialized_end=1267
+  _globals['_LEASEWORKREQUEST']._serialized_start=1270
+  _globals['_LEASEWORKREQUEST']._serialized_end=1430
+  _globals['_LEASEWORKRESPONSE']._serialized_start=1433
+  _globals['_LEASEWORKRESPONSE']._serialized_end=1600
+  _globals['_SUBMITRESULTSREQUEST']._serialized_start=1603
+  _globals['_SUBMITRESULTSREQUEST']._serialized_end=1832
+  _globals['_SUBMITRESULTSRESPONSE']._serialized_start=1834
+  _globals['_SUBMITRESULTSRESPONSE']._serialized_end=1893
+  _globals['_SUBMITBATCHREQUEST']._serialized_start=1895
+  _globals['_SUBMITBATCHREQUEST']._serialized_end=1972
+  _globals['_SUBMISSIONREFUSAL']._serialized_start=1974
+  _globals['_SUBMISSIONREFUSAL']._serialized_end=2050
+  _globals['_SUBMISSIONOUTCOME']._serialized_start=2053
+  _globals['_SUBMISSIONOUTCOME']._serialized_end=2191
+  _globals['_SUBMITBATCHRESPONSE']._serialized_start=2193
+  _globals['_SUBMITBATCHRESPONSE']._serialized_end=2265
+  _globals['_HEARTBEATREQUEST']._serialized_start=2268
+  _globals['_HEARTBEATREQUEST']._serialized_end=2478
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2480
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2596
+  _globals['_REPORTPROBEREQUEST']._serialized_start=2599
+  _globals['_REPORTPROBEREQUEST']._serialized_end=2729
+  _globals['_REPORTPROBERESPONSE']._serialized_start=2731
+  _globals['_REPORTPROBERESPONSE']._serialized_end=2770
+  _globals['_LEAVEREQUEST']._serialized_start=2772
+  _globals['_LEAVEREQUEST']._serialized_end=2848
+  _globals['_LEAVERESPONSE']._serialized_start=2850
+  _globals['_LEAVERESPONSE']._serialized_end=2865
+  _globals['_ROLLOUTSERVICE']._serialized_start=3114
+  _globals['_ROLLOUTSERVICE']._serialized_end=3742
 # @@protoc_insertion_point(module_scope)

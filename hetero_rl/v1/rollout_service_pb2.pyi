@@ -44,20 +44,22 @@ class Limits(_message.Message):
     def __init__(self, max_message_bytes: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., max_completion_tokens: _Optional[int] = ..., max_group_size: _Optional[int] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
 
 class RunDescription(_message.Message):
-    __slots__ = ("run_id", "model_digests", "model_files", "sampling", "limits", "latest_weight_version")
+    __slots__ = ("run_id", "model_digests", "model_files", "sampling", "limits", "latest_weight_version", "adapter_weights")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FILES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     LATEST_WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     model_digests: _worker_pb2.ModelDigests
     model_files: _containers.RepeatedCompositeFieldContainer[_weights_pb2.ModelFile]
     sampling: _work_pb2.SamplingParameters
     limits: Limits
     latest_weight_version: int
-    def __init__(self, run_id: _Optional[str] = ..., model_digests: _Optional[_Union[_worker_pb2.ModelDigests, _Mapping]] = ..., model_files: _Optional[_Iterable[_Union[_weights_pb2.ModelFile, _Mapping]]] = ..., sampling: _Optional[_Union[_work_pb2.SamplingParameters, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., latest_weight_version: _Optional[int] = ...) -> None: ...
+    adapter_weights: bool
+    def __init__(self, run_id: _Optional[str] = ..., model_digests: _Optional[_Union[_worker_pb2.ModelDigests, _Mapping]] = ..., model_files: _Optional[_Iterable[_Union[_weights_pb2.ModelFile, _Mapping]]] = ..., sampling: _Optional[_Union[_work_pb2.SamplingParameters, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., latest_weight_version: _Optional[int] = ..., adapter_weights: bool = ...) -> None: ...
 
 class GetRunRequest(_message.Message):
     __slots__ = ()

@@ -35,6 +35,7 @@ def description_of(context: HubContext, run: RunRecord) -> RunDescription:
         sampling=request.sampling,
         limits=request.limits,
         latest_weight_version=context.latest_version(),
+        adapter_weights=request.adapter_weights,
     )
 
 

@@ -52,6 +52,7 @@ def run_description_to_proto(run: RunDescription) -> rollout_service_pb2.RunDesc
         sampling=sampling_to_proto(run.sampling),
         limits=limits_to_proto(run.limits),
         latest_weight_version=run.latest_weight_version,
+        adapter_weights=run.adapter_weights,
     )
 
 
@@ -66,6 +67,7 @@ def run_description_from_proto(message: rollout_service_pb2.RunDescription) -> R
         sampling=sampling_from_proto(message.sampling),
         limits=limits_from_proto(message.limits),
         latest_weight_version=message.latest_weight_version,
+        adapter_weights=message.adapter_weights,
     )
 
 

@@ -52,6 +52,8 @@ class RunDescription:
     sampling: SamplingParameters
     limits: Limits
     latest_weight_version: int
+    adapter_weights: bool = False
+    """Whether versions hold a frozen base and adapters."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 from hetero_rl.observe.fleet import RECENT_EVENTS, fetch_fleet, fleet_record
-from hetero_rl.observe.tables import fleet_view, short_number
+from hetero_rl.observe.tables import fleet_view, headline, short_number
 from hetero_rl.wire.columns import float32_column
 from hetero_rl.wire.messages import ProbeResult, WorkerState
 
@@ -40,10 +40,17 @@ def test_the_record_is_json_and_names_states_in_words(fleet):
 
     assert (record["running"], record["step"], record["total_steps"]) == (True, 7, 20)
     assert record["latest_weight_version"] == 8
+    assert record["adapter_weights"] is False
     assert record["training_groups"]["leased"] == 2
     (worker,) = record["workers"]
     assert (worker["name"], worker["state"], worker["state_reason"]) == ("cpu-0", "quarantined", "probe gap")
     assert worker["probe_mean_absolute_difference"] == 1e-4
+
+
+def test_a_run_that_publishes_adapters_says_so(fleet, text_of):
+    run = dataclasses.replace(fleet.status.run, adapter_weights=True)
+
+    assert "weights v8 (adapters)" in text_of(headline(dataclasses.replace(fleet.status, run=run)))
 
 
 def test_the_view_shows_run_queues_workers_counters_and_events(fleet, text_of):
