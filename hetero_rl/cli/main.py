@@ -5,7 +5,7 @@ import platform
 import typer
 
 import hetero_rl
-from hetero_rl.cli import bench, calibrate, certs, cluster, config, estimators, ray, weights, workers
+from hetero_rl.cli import bench, calibrate, certs, cluster, config, estimators, journal, ray, weights, workers
 from hetero_rl.cli.audit import audit
 from hetero_rl.cli.backends import backends
 from hetero_rl.cli.doctor import doctor
@@ -66,6 +66,7 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(bench.app, name="bench")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(config.app, name="config")
+app.add_typer(journal.app, name="journal")
 app.add_typer(ray.app, name="ray")
 app.add_typer(weights.app, name="weights")
 app.add_typer(workers.app, name="workers")

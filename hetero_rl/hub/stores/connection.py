@@ -24,7 +24,7 @@ from hetero_rl.errors import (
 )
 from hetero_rl.hub.stores.base import ConflictError
 from hetero_rl.hub.stores.cache import RowCache
-from hetero_rl.hub.stores.journal_check import damaged_rows, structural_damage
+from hetero_rl.hub.stores.journal_check import DamagedRow, damaged_rows, structural_damage
 from hetero_rl.hub.stores.log_check import check_log, log_evidence
 from hetero_rl.hub.stores.schema import ADDED_COLUMNS, ADDED_TABLES, SCHEMA, SCHEMA_VERSION
 from hetero_rl.hub.stores.sums import SUM_FUNCTION, Sums, sum_of_values
@@ -176,11 +176,8 @@ class JournalConnection:
 
     def verify(self, *, begun: bool) -> None:
         """Reads the whole journal; see `SqliteStore.verify`."""
-        try:
-            problems = structural_damage(self._connection)
-            rows = [] if problems else list(damaged_rows(self._connection, self.sums))
-        except SQLITE_ERRORS as error:
-            raise storage_error(error, self._path) from error
+        problems = self.structural_damage()
+        rows = [] if problems else self.damaged_rows()
         problems += [row.what for row in rows if row.fatal]
         if begun and not problems and self.row("SELECT 1 FROM run") is None:
             problems.append("it is empty or gone, but there are files of its run")
@@ -191,6 +188,20 @@ class JournalConnection:
             )
         for row in rows:
             self.note_damage(row.what)
+
+    def structural_damage(self) -> list[str]:
+        """See `journal_check`."""
+        try:
+            return structural_damage(self._connection)
+        except SQLITE_ERRORS as error:
+            raise storage_error(error, self._path) from error
+
+    def damaged_rows(self) -> list[DamagedRow]:
+        """See `journal_check`."""
+        try:
+            return list(damaged_rows(self._connection, self.sums))
+        except SQLITE_ERRORS as error:
+            raise storage_error(error, self._path) from error
 
     def note_damage(self, what: str) -> None:
         """Remembers that a damaged row was passed over, once for each thing."""

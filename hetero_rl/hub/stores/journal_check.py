@@ -19,6 +19,8 @@ _OF_SEQUENCES = " WHERE submission_id IN (SELECT submission_id FROM sequences WH
 class DamagedRow:
     """A row whose checksum does not fit."""
 
+    table: str
+    key: str | int
     what: str
     """What it is, for people."""
     fatal: bool
@@ -33,11 +35,17 @@ class _Table:
     """Key, sum, values, blobs; rows of one sum that are parts of one another are read by `parts`."""
     what: Callable[[Row], str]
     blobs: int = 0
+    """How many of the values, the last ones, are blobs."""
     fatal: bool = False
     of_group: bool = False
     """Whether the rows belong to groups, by a column `group_id`."""
     parts: str = ""
     """Statement for rows that the sum covers besides, by key."""
+
+    @property
+    def name(self) -> str:
+        """The table's."""
+        return self.statement.partition(" FROM ")[2].partition(" ")[0]
 
 
 _TABLES = (
@@ -151,7 +159,7 @@ def damaged_rows(connection: sqlite3.Connection, sums: Sums) -> Iterator[Damaged
         yield from _damaged_of(connection, sums, table)
     for commit_id, step, found in connection.execute("SELECT commit_id, step, outcomes_sum FROM steps"):
         if not sums.fits(found, connection.execute(_OUTCOMES, (commit_id,)).fetchall()):
-            yield DamagedRow(f"outcomes of step {step}", fatal=False)
+            yield DamagedRow("outcomes", commit_id, f"outcomes of step {step}", fatal=False)
 
 
 def damaged_rows_of_group(connection: sqlite3.Connection, sums: Sums, group_id: str) -> Iterator[DamagedRow]:
@@ -174,4 +182,4 @@ def _damaged_of(
             parts = connection.execute(table.parts, (row[6], key)).fetchall()
             covered = [tuple(covered), parts]
         if not sums.fits(found, covered, *blobs):
-            yield DamagedRow(table.what(row), table.fatal)
+            yield DamagedRow(table.name, key, table.what(row), table.fatal)
