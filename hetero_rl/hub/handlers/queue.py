@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 
 from hetero_rl.errors import InvalidMessageError, RefusedError
 from hetero_rl.hub.handlers.admission import Candidate, required_step, select_batch
@@ -16,6 +16,7 @@ __all__ = [
     "commit_step",
     "enqueue_groups",
     "read_finished_group",
+    "read_finished_groups",
     "take_batch",
     "take_batch_ahead",
     "take_evaluation",
@@ -77,16 +78,7 @@ def _check_credits(context: HubContext, run: RunRecord, new: Sequence[PromptGrou
 def take_batch(context: HubContext, trainer_epoch: int, step: int) -> tuple[str, ...] | None:
     """Ids of the groups of a step; None while it is not complete. A step keeps its batch."""
     run = context.trainer_run(trainer_epoch)
-    if step <= run.committed_step:
-        raise InvalidMessageError(f"step {step} is committed: the next one is {run.committed_step + 1}")
-    assigned = context.store.groups_of_step(step)
-    if not assigned:
-        following = context.store.last_assigned_step() + 1
-        if step != following:
-            raise InvalidMessageError(
-                f"step {step} cannot take a batch: the next step without one is {following}"
-            )
-        assigned = _assign(context, run, step)
+    assigned = _assigned(context, run, step) or _assign(context, run, step)
     # Of an older batch, a group whose completions were damaged may be on its way once more.
     if not assigned or any(row.state < GroupState.FINISHED for row in assigned):
         return None
@@ -97,15 +89,42 @@ def take_batch(context: HubContext, trainer_epoch: int, step: int) -> tuple[str,
 
 
 def take_batch_ahead(
-    context: HubContext, trainer_epoch: int, step: int, held: Container[str]
+    context: HubContext, trainer_epoch: int, step: int, held: Collection[str], at_least: int = 1
 ) -> tuple[bool, tuple[str, ...]]:
-    """Whether the batch of a step is complete, and its groups; before, groups not held that wait for their batch."""
+    """Whether the batch of a step is complete, and its groups; before, groups not held that wait for their batch.
+
+    Args:
+        context: The hub.
+        trainer_epoch: Who is calling.
+        step: The step.
+        held: Groups that the caller has.
+        at_least: Groups that are worth an answer; with fewer and no complete batch, none are named.
+    """
+    run = context.trainer_run(trainer_epoch)
+    if not _assigned(context, run, step):
+        # Asked again with every result that arrives: to look at each group would cost more than the result itself.
+        finished = context.store.count_groups(Purpose.TRAIN, GroupState.FINISHED)
+        if finished < min(run.request.groups_per_step, len(held) + at_least):
+            return False, ()
     batch = take_batch(context, trainer_epoch, step)
     if batch is not None:
         return True, batch
     waiting = context.store.unassigned_training_groups()
-    finished = (row.group_id for row in waiting if row.state is GroupState.FINISHED)
-    return False, tuple(group_id for group_id in finished if group_id not in held)
+    ready = (row.group_id for row in waiting if row.state is GroupState.FINISHED)
+    return False, tuple(group_id for group_id in ready if group_id not in held)
+
+
+def _assigned(context: HubContext, run: RunRecord, step: int) -> tuple[GroupRow, ...]:
+    """The batch that a step has; empty when it is the next one to get one."""
+    if step <= run.committed_step:
+        raise InvalidMessageError(f"step {step} is committed: the next one is {run.committed_step + 1}")
+    assigned = context.store.groups_of_step(step)
+    following = context.store.last_assigned_step() + 1
+    if not assigned and step != following:
+        raise InvalidMessageError(
+            f"step {step} cannot take a batch: the next step without one is {following}"
+        )
+    return assigned
 
 
 def _assign(context: HubContext, run: RunRecord, step: int) -> tuple[GroupRow, ...]:
@@ -172,6 +191,21 @@ def read_finished_group(context: HubContext, group_id: str) -> FinishedGroup | N
     )
 
 
+def read_finished_groups(
+    context: HubContext, group_ids: Sequence[str], most_bytes: int
+) -> tuple[FinishedGroup | None, ...]:
+    """The first of these groups, at least one, and no further one once their columns have so many bytes."""
+    found: list[FinishedGroup | None] = []
+    size = 0
+    for group_id in group_ids:
+        group = read_finished_group(context, group_id)
+        found.append(group)
+        size += 0 if group is None else sum(batch.size for batch in group.batches)
+        if group is None or size >= most_bytes:
+            break
+    return tuple(found)
+
+
 def commit_step(
     context: HubContext,
     trainer_epoch: int,
@@ -225,7 +259,7 @@ def _check_outcomes(
             f"outcomes must name each of the step's {len(lengths)} sequences once; {len(named)} given, such as {odd} wrong"
         )
     for outcome in outcomes:
-        if any(isinstance(value, float) and math.isnan(value) for value in dataclasses.astuple(outcome)):
+        if any(map(math.isnan, _numbers(outcome))):
             raise InvalidMessageError(
                 f"the outcome of sample {outcome.sample_index} of group {outcome.group_id!r} holds NaN, which says nothing",
                 "CommitStepRequest.outcomes",
@@ -234,3 +268,17 @@ def _check_outcomes(
         raise InvalidMessageError(
             f"log_probs has {len(log_probs) // 4} elements, but the step has {sum(lengths.values())} tokens"
         )
+
+
+def _numbers(outcome: SequenceOutcome) -> tuple[float, ...]:
+    """Every float of an outcome; named one by one, as hundreds of them come with each step."""
+    return (
+        outcome.reward,
+        outcome.advantage,
+        outcome.log_importance_ratio,
+        outcome.coefficient,
+        outcome.mean_absolute_gap,
+        outcome.max_absolute_gap,
+        outcome.staleness_log_ratio or 0.0,
+        outcome.chip_log_ratio or 0.0,
+    )

@@ -5,7 +5,7 @@ TakeBatch ── which groups? (core, one short call) ──► for each group: 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -17,7 +17,7 @@ from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.handlers.queue import (
     commit_step,
     enqueue_groups,
-    read_finished_group,
+    read_finished_groups,
     take_batch,
     take_batch_ahead,
     take_evaluation,
@@ -36,6 +36,9 @@ from hetero_rl.wire.validation import check_blob_reference
 __all__ = ["TrainingServicer"]
 
 _MOST_SECONDS = 60.0
+_READ_TOGETHER = 16
+_READ_BYTES = 1 << 20
+"""A trip to the core costs as much as a small group does; what is read waits in memory until it is written."""
 
 
 def _check_epoch(context: HubContext, trainer_epoch: int) -> None:
@@ -107,39 +110,51 @@ class TrainingServicer:
         wait = min(unpack(fields.seconds_of, request, field="wait"), _MOST_SECONDS)
         group_ids = await poll(self.core, Topic.RESULTS, wait, attempt, lambda ids: ids is not None)
         record_groups("taken", group_ids or ())
-        for group_id in group_ids or ():
-            group = await self._finished(group_id, context)
+        async for group in self._finished(group_ids or (), context):
             await context.write(response(group=trajectories.finished_group_to_proto(group)))
 
     async def _stream_ahead(self, request: pb.TakeBatchRequest, context: RpcContext) -> None:
         held, enough = frozenset(request.held_group_ids), request.groups_ahead
 
+        async def look(at_least: int) -> tuple[bool, tuple[str, ...]]:
+            return await self.core.run(take_batch_ahead, request.trainer_epoch, request.step, held, at_least)
+
         async def attempt(_repeated: bool) -> tuple[bool, tuple[str, ...]]:
-            return await self.core.run(take_batch_ahead, request.trainer_epoch, request.step, held)
+            return await look(enough)
 
         wait = min(unpack(fields.seconds_of, request, field="wait"), _MOST_SECONDS)
         complete, group_ids = await poll(
             self.core, Topic.RESULTS, wait, attempt, lambda found: found[0] or len(found[1]) >= enough
         )
+        if not group_ids:
+            complete, group_ids = await look(1)
         if complete:
             record_groups("taken", group_ids)
+        wanted = [group_id for group_id in group_ids if not (complete and group_id in held)]
+        groups = self._finished(wanted, context)
         for group_id in group_ids:
             if complete and group_id in held:
                 await context.write(pb.TakeBatchResponse(held_group_id=group_id))
                 continue
-            group = trajectories.finished_group_to_proto(await self._finished(group_id, context))
+            group = trajectories.finished_group_to_proto(await anext(groups))
             await context.write(pb.TakeBatchResponse(group=group, ahead=not complete))
 
-    async def _finished(self, group_id: str, context: RpcContext) -> FinishedGroup:
-        """Reads a group; ends the call, so that it is repeated, when the group has to be generated again."""
-        group = await self.core.run(read_finished_group, group_id)
-        if group is None:
-            await context.abort(
-                grpc.StatusCode.UNAVAILABLE,
-                f"completions of group {group_id} were damaged; they are generated again",
-            )
-            raise AssertionError("abort returned")
-        return group
+    async def _finished(self, group_ids: Sequence[str], context: RpcContext) -> AsyncIterator[FinishedGroup]:
+        """Reads groups, small ones together; ends the call, so that it is repeated, when one has to be generated again."""
+        read = 0
+        while read < len(group_ids):
+            part = group_ids[read : read + _READ_TOGETHER]
+            for group_id, group in zip(
+                part, await self.core.run(read_finished_groups, part, _READ_BYTES), strict=False
+            ):
+                if group is None:
+                    await context.abort(
+                        grpc.StatusCode.UNAVAILABLE,
+                        f"completions of group {group_id} were damaged; they are generated again",
+                    )
+                    raise AssertionError("abort returned")
+                read += 1
+                yield group
 
     @refusing
     async def CommitStep(self, request: pb.CommitStepRequest, context: RpcContext) -> pb.CommitStepResponse:

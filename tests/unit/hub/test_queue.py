@@ -1,5 +1,7 @@
 """Groups on their way from the trainer and back."""
 
+import dataclasses
+
 import pytest
 
 from hetero_rl.errors import FencedError, InvalidMessageError, RefusedError
@@ -8,12 +10,17 @@ from hetero_rl.hub.handlers.queue import (
     commit_step,
     enqueue_groups,
     read_finished_group,
+    read_finished_groups,
     take_batch,
+    take_batch_ahead,
     take_evaluation,
 )
 from hetero_rl.hub.handlers.runs import open_run
 from hetero_rl.wire.columns import float32_column
-from hetero_rl.wire.messages import Purpose
+from hetero_rl.wire.messages import Purpose, SequenceOutcome
+
+
+NUMBERS = (float, "float", float | None, "float | None")
 
 
 def outcomes(messages, *group_ids):
@@ -108,6 +115,31 @@ class TestTakeBatch:
         assert group.backends == ("cpu",)
         assert group.batches[0].sample_indices == (0, 1)
 
+    def test_groups_ahead_of_their_batch_are_named_once_there_are_enough(self, hub):
+        worker = hub.open()
+        hub.enqueue(0, 1)
+        hub.generate(worker, free=2)
+        assert hub(take_batch_ahead, 1, 1, (), 2) == (False, ())
+        assert hub(take_batch_ahead, 1, 1, (), 1) == (False, ("g0",))
+        assert hub(take_batch_ahead, 1, 1, ("g0",), 1) == (False, ())
+        hub.generate(worker)
+        assert hub(take_batch_ahead, 1, 1, (), 9) == (True, ("g0", "g1"))
+        assert hub(take_batch_ahead, 1, 1, ("g0",), 9) == (True, ("g0", "g1"))
+
+    def test_groups_ahead_are_refused_for_a_step_that_is_not_next(self, hub):
+        hub.open()
+        with pytest.raises(InvalidMessageError, match="next step without one is 1"):
+            hub(take_batch_ahead, 1, 3, (), 2)
+
+    def test_groups_are_read_together_up_to_a_size(self, hub):
+        worker = hub.open()
+        hub.enqueue(0, 1)
+        hub.generate(worker)
+        both = tuple(hub(read_finished_group, group_id) for group_id in ("g0", "g1"))
+        size = both[0].batches[0].size
+        assert hub(read_finished_groups, ("g0", "g1"), size) == both[:1]
+        assert hub(read_finished_groups, ("g0", "g1"), size + 1) == both
+
 
 class TestTakeEvaluation:
     def test_all_groups_or_none(self, hub):
@@ -164,8 +196,11 @@ class TestCommitStep:
         with pytest.raises(InvalidMessageError, match="7 elements, but the step has 8 tokens"):
             taken(commit_step, 1, 1, outcomes(messages, "g0", "g1"), float32_column([-1.0] * 7))
 
-    def test_nan_is_no_outcome(self, taken, messages):
+    @pytest.mark.parametrize(
+        "name", [field.name for field in dataclasses.fields(SequenceOutcome) if field.type in NUMBERS]
+    )
+    def test_nan_is_no_outcome(self, taken, messages, name):
         rows = outcomes(messages, "g0", "g1")
-        rows[2] = messages.outcome("g1", 0, reward=float("nan"))
+        rows[2] = messages.outcome("g1", 0, **{name: float("nan")})
         with pytest.raises(InvalidMessageError, match="sample 0 of group 'g1' holds NaN"):
             taken(commit_step, 1, 1, rows, None)
