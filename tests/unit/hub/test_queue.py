@@ -19,7 +19,6 @@ from hetero_rl.hub.handlers.runs import open_run
 from hetero_rl.wire.columns import float32_column
 from hetero_rl.wire.messages import Purpose, SequenceOutcome
 
-
 NUMBERS = (float, "float", float | None, "float | None")
 
 
