@@ -29,6 +29,8 @@ Compose = dict[str, Any]
 _VOLUMES = ("runs", "credentials", "authority", "cache", "relay-cache", "prometheus", "grafana")
 _CONFIGS = ("${HETERO_RL_CONFIG_DIR:-../configs}:/configs:ro",)
 _VENDORS = ("cuda", "rocm", "ascend")
+_READY = {"credentials": "service_completed_successfully"}
+_SERVED = {**_READY, "hub": "service_healthy"}
 _USER = "${HETERO_RL_UID:-1000}:${HETERO_RL_GID:-1000}"
 
 
@@ -38,13 +40,29 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
     Args:
         backends: Installed backends by name; cuda, rocm and ascend must be among them.
     """
-    ready = {"credentials": "service_completed_successfully"}
-    served = {**ready, "hub": "service_healthy"}
-    own = Place(profiles=("hub", "cpu"))
-    services: dict[str, Service] = {
-        "credentials": credentials_service(own),
+    return {
+        "name": "hetero-rl",
+        "services": {
+            **_own_services(backends),
+            **_vendor_workers(backends),
+            "relay": relay_service(
+                _remote_place("relay"),
+                publish=f"${{HETERO_RL_RELAY_PORT:-{RELAY_PORT}}}:{RELAY_PORT}",
+                flags=METRICS_LISTEN,
+            ),
+            "prometheus": prometheus_service(Place(profiles=("monitoring",), depends_on=_READY)),
+            "grafana": grafana_service(Place(profiles=("monitoring",))),
+        },
+        "volumes": {name: {} for name in _VOLUMES},
+    }
+
+
+def _own_services(backends: Mapping[str, Backend]) -> dict[str, Service]:
+    """What runs on the host of the hub: credentials, hub, trainers, and a worker without a device."""
+    return {
+        "credentials": credentials_service(Place(profiles=("hub", "cpu"))),
         "hub": hub_service(
-            Place(profiles=("hub", "cpu"), depends_on=ready),
+            Place(profiles=("hub", "cpu"), depends_on=_READY),
             publish=f"${{HETERO_RL_HUB_PORT:-{HUB_PORT}}}:{HUB_PORT}",
             runs="runs",
             registry="/authority/registry.json",
@@ -52,7 +70,7 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             flags=METRICS_LISTEN,
         ),
         "trainer": trainer_service(
-            Place(profiles=("trainer",), depends_on=served),
+            Place(profiles=("trainer",), depends_on=_SERVED),
             runs="runs",
             configuration="${HETERO_RL_CONFIG:-/configs/quickstart.toml}",
             needs=_needs(backends, "cuda"),
@@ -61,7 +79,7 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             flags=METRICS_LISTEN,
         ),
         "trainer-cpu": trainer_service(
-            Place(profiles=("cpu",), depends_on=served),
+            Place(profiles=("cpu",), depends_on=_SERVED),
             runs="runs",
             configuration="${HETERO_RL_CONFIG:-/configs/quickstart.toml}",
             needs=None,
@@ -69,7 +87,7 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             flags=METRICS_LISTEN,
         ),
         "worker-cpu": worker_service(
-            Place(profiles=("cpu",), depends_on=served),
+            Place(profiles=("cpu",), depends_on=_SERVED),
             backend="cpu",
             name="worker-cpu-0",
             bundle="worker.credentials",
@@ -77,13 +95,13 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             flags=(*METRICS_LISTEN, "--set", "inference.worker.threads=${HETERO_RL_WORKER_THREADS:-0}"),
         ),
     }
-    for vendor in _VENDORS:
-        services[f"worker-{vendor}"] = worker_service(
-            Place(
-                hub=f"${{HETERO_RL_HUB:-hub:{HUB_PORT}}}",
-                credentials="${HETERO_RL_CREDENTIALS_DIR:-./credentials}",
-                profiles=(vendor,),
-            ),
+
+
+def _vendor_workers(backends: Mapping[str, Backend]) -> dict[str, Service]:
+    """A worker of each vendor, for whatever host has its devices."""
+    return {
+        f"worker-{vendor}": worker_service(
+            _remote_place(vendor),
             backend=vendor,
             name="${HETERO_RL_WORKER:-worker}",
             bundle="${HETERO_RL_BUNDLE:-worker.credentials}",
@@ -91,22 +109,17 @@ def compose_for_any_host(backends: Mapping[str, Backend]) -> Compose:
             devices=("${HETERO_RL_DEVICE:-0}",),
             flags=METRICS_LISTEN,
         )
-    services["relay"] = relay_service(
-        Place(
-            hub=f"${{HETERO_RL_HUB:-hub:{HUB_PORT}}}",
-            credentials="${HETERO_RL_CREDENTIALS_DIR:-./credentials}",
-            profiles=("relay",),
-        ),
-        publish=f"${{HETERO_RL_RELAY_PORT:-{RELAY_PORT}}}:{RELAY_PORT}",
-        flags=METRICS_LISTEN,
-    )
-    services["prometheus"] = prometheus_service(Place(profiles=("monitoring",), depends_on=ready))
-    services["grafana"] = grafana_service(Place(profiles=("monitoring",)))
-    return {
-        "name": "hetero-rl",
-        "services": services,
-        "volumes": {name: {} for name in _VOLUMES},
+        for vendor in _VENDORS
     }
+
+
+def _remote_place(profile: str) -> Place:
+    """A host that may be another one than the hub's."""
+    return Place(
+        hub=f"${{HETERO_RL_HUB:-hub:{HUB_PORT}}}",
+        credentials="${HETERO_RL_CREDENTIALS_DIR:-./credentials}",
+        profiles=(profile,),
+    )
 
 
 def compose_for_host(inventory: Inventory, host: Host, backends: Mapping[str, Backend]) -> Compose:
