@@ -173,6 +173,18 @@ class CommitStepRequest(_message.Message):
     log_probs: _columns_pb2.Column
     def __init__(self, trainer_epoch: _Optional[int] = ..., step: _Optional[int] = ..., outcomes: _Optional[_Union[SequenceOutcomes, _Mapping]] = ..., log_probs: _Optional[_Union[_columns_pb2.Column, _Mapping]] = ...) -> None: ...
 
+class CommitLongStepRequest(_message.Message):
+    __slots__ = ("part",)
+    PART_FIELD_NUMBER: _ClassVar[int]
+    part: CommitStepRequest
+    def __init__(self, part: _Optional[_Union[CommitStepRequest, _Mapping]] = ...) -> None: ...
+
+class CommitLongStepResponse(_message.Message):
+    __slots__ = ("duplicate",)
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    duplicate: bool
+    def __init__(self, duplicate: bool = ...) -> None: ...
+
 class CommitStepResponse(_message.Message):
     __slots__ = ("duplicate",)
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]

@@ -65,6 +65,11 @@ class TrainingServiceStub(object):
                 request_serializer=hetero__rl_dot_v1_dot_training__service__pb2.CommitStepRequest.SerializeToString,
                 response_deserializer=hetero__rl_dot_v1_dot_training__service__pb2.CommitStepResponse.FromString,
                 _registered_method=True)
+        self.CommitLongStep = channel.stream_unary(
+                '/hetero_rl.v1.TrainingService/CommitLongStep',
+                request_serializer=hetero__rl_dot_v1_dot_training__service__pb2.CommitLongStepRequest.SerializeToString,
+                response_deserializer=hetero__rl_dot_v1_dot_training__service__pb2.CommitLongStepResponse.FromString,
+                _registered_method=True)
         self.GetBlob = channel.unary_unary(
                 '/hetero_rl.v1.TrainingService/GetBlob',
                 request_serializer=hetero__rl_dot_v1_dot_training__service__pb2.GetBlobRequest.SerializeToString,
@@ -131,6 +136,13 @@ class TrainingServiceServicer(object):
 
     def CommitStep(self, request, context):
         """Says that the optimizer applied a step and what became of each sequence. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitLongStep(self, request_iterator, context):
+        """CommitStep of a step that does not fit into one message. Safe to repeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,6 +218,11 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     servicer.CommitStep,
                     request_deserializer=hetero__rl_dot_v1_dot_training__service__pb2.CommitStepRequest.FromString,
                     response_serializer=hetero__rl_dot_v1_dot_training__service__pb2.CommitStepResponse.SerializeToString,
+            ),
+            'CommitLongStep': grpc.stream_unary_rpc_method_handler(
+                    servicer.CommitLongStep,
+                    request_deserializer=hetero__rl_dot_v1_dot_training__service__pb2.CommitLongStepRequest.FromString,
+                    response_serializer=hetero__rl_dot_v1_dot_training__service__pb2.CommitLongStepResponse.SerializeToString,
             ),
             'GetBlob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetBlob,
@@ -374,6 +391,33 @@ class TrainingService(object):
             '/hetero_rl.v1.TrainingService/CommitStep',
             hetero__rl_dot_v1_dot_training__service__pb2.CommitStepRequest.SerializeToString,
             hetero__rl_dot_v1_dot_training__service__pb2.CommitStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitLongStep(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/hetero_rl.v1.TrainingService/CommitLongStep',
+            hetero__rl_dot_v1_dot_training__service__pb2.CommitLongStepRequest.SerializeToString,
+            hetero__rl_dot_v1_dot_training__service__pb2.CommitLongStepResponse.FromString,
             options,
             channel_credentials,
             insecure,

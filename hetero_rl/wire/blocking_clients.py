@@ -31,12 +31,12 @@ from hetero_rl.wire.channels import (
     open_channel,
 )
 from hetero_rl.wire.clients import default_encoding
-from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
+from hetero_rl.wire.column_codec import ColumnEncoding
+from hetero_rl.wire.commits import Commit
 from hetero_rl.wire.convert import fields, fleet, run, trajectories, weights, work
 from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import (
     BlobReference,
-    DataType,
     EnqueueReceipt,
     Event,
     FinishedGroup,
@@ -117,6 +117,7 @@ class TrainingClient(_BlockingClient):
         self._bulk_stub: Any = training_service_pb2_grpc.TrainingServiceStub(bulk)
         self._encoding = encoding or default_encoding(address)
         self._deadlines = deadlines
+        self._largest = max_message_bytes
         self._open_epoch: int | None = None
 
     def open_run(self, request: RunRequest) -> RunGrant:
@@ -174,12 +175,12 @@ class TrainingClient(_BlockingClient):
         self, step: int, outcomes: Sequence[SequenceOutcome], log_probs: bytes | None = None
     ) -> None:
         """Says that a step was applied and what became of each sequence; `log_probs` is a float32 column."""
-        request = training_service_pb2.CommitStepRequest(
-            trainer_epoch=self._epoch, step=step, outcomes=trajectories.outcomes_to_proto(outcomes)
-        )
-        if log_probs is not None:
-            request.log_probs.CopyFrom(encode_column(log_probs, DataType.FLOAT32, self._encoding))
-        self._call(self._bulk_stub.CommitStep, request, "CommitStep", self._deadlines.submit)
+        commit = Commit(self._epoch, step, outcomes, log_probs, self._encoding)
+        if commit.size > self._largest // 2:
+            deadline = self._deadlines.upload(commit.size)
+            self._call(self._bulk_stub.CommitLongStep, commit.parts(), "CommitLongStep", deadline)
+        else:
+            self._call(self._bulk_stub.CommitStep, commit.request(), "CommitStep", self._deadlines.submit)
 
     def put_blob(self, blob: BlobReference, chunks: Iterator[bytes]) -> None:
         """Uploads a blob unless the hub has it; starts where the hub's part of an earlier upload ends.

@@ -87,6 +87,7 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     "/hetero_rl.v1.TrainingService/TakeBatch": _TRAINER,
     "/hetero_rl.v1.TrainingService/TakeEvaluation": _TRAINER,
     "/hetero_rl.v1.TrainingService/CommitStep": _TRAINER,
+    "/hetero_rl.v1.TrainingService/CommitLongStep": _TRAINER,
     "/hetero_rl.v1.TrainingService/GetBlob": _TRAINER,
     "/hetero_rl.v1.TrainingService/PutBlob": _TRAINER,
     "/hetero_rl.v1.TrainingService/PublishVersion": _TRAINER,

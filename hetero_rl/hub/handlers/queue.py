@@ -17,6 +17,7 @@ __all__ = [
     "enqueue_groups",
     "read_finished_group",
     "read_finished_groups",
+    "step_size",
     "take_batch",
     "take_batch_ahead",
     "take_evaluation",
@@ -204,6 +205,19 @@ def read_finished_groups(
         if group is None or size >= most_bytes:
             break
     return tuple(found)
+
+
+def step_size(context: HubContext, trainer_epoch: int, step: int) -> tuple[int, int] | None:
+    """Sequences and tokens of the batch of a step; None when the step is committed."""
+    run = context.trainer_run(trainer_epoch)
+    if step <= run.committed_step:
+        return None
+    lengths = [
+        sequence.length
+        for row in context.store.groups_of_step(step)
+        for sequence in context.store.sequences(row.group_id)
+    ]
+    return len(lengths), sum(lengths)
 
 
 def commit_step(

@@ -18,6 +18,7 @@ from hetero_rl.hub.handlers.queue import (
     commit_step,
     enqueue_groups,
     read_finished_groups,
+    step_size,
     take_batch,
     take_batch_ahead,
     take_evaluation,
@@ -26,6 +27,7 @@ from hetero_rl.hub.handlers.retention import commit_checkpoint, prune_some
 from hetero_rl.hub.handlers.runs import close_run, open_run
 from hetero_rl.hub.handlers.versions import add_route, publish_version, wanted_bases
 from hetero_rl.hub.servicers.calls import RpcContext, check_decoded, poll, refusing, unpack
+from hetero_rl.hub.servicers.long_commit import LongCommit
 from hetero_rl.telemetry.logs import describe_process
 from hetero_rl.telemetry.tracing import record_groups, trace_run
 from hetero_rl.v1 import training_service_pb2 as pb
@@ -169,6 +171,30 @@ class TrainingServicer:
         )
         duplicate = await self.core.run(commit_step, request.trainer_epoch, request.step, outcomes, log_probs)
         return pb.CommitStepResponse(duplicate=duplicate)
+
+    @refusing
+    async def CommitLongStep(
+        self, requests: AsyncIterator[pb.CommitLongStepRequest], context: RpcContext
+    ) -> pb.CommitLongStepResponse:
+        """See the protocol."""
+        first = await anext(requests, None)
+        if first is None:
+            raise InvalidMessageError(
+                "the stream is empty: the first message names the step", "CommitLongStepRequest.part"
+            )
+        check_decoded(first)
+        size = await self.core.run(step_size, first.part.trainer_epoch, first.part.step)
+        if size is None:
+            return pb.CommitLongStepResponse(duplicate=True)
+        commit = LongCommit(first.part.trainer_epoch, first.part.step, size, self._max_tokens)
+        unpack(commit.add, first.part)
+        async for request in requests:
+            check_decoded(request)
+            unpack(commit.add, request.part)
+        duplicate = await self.core.run(
+            commit_step, commit.trainer_epoch, commit.step, commit.outcomes, commit.log_probs
+        )
+        return pb.CommitLongStepResponse(duplicate=duplicate)
 
     @refusing
     async def GetBlob(self, request: pb.GetBlobRequest, context: RpcContext) -> pb.GetBlobResponse:

@@ -24,6 +24,7 @@ from hetero_rl.v1 import (
     weight_service_pb2,
     weight_service_pb2_grpc,
 )
+from hetero_rl.wire import commits
 from hetero_rl.wire.blocking_clients import FleetClient, TrainingClient
 from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.column_codec import ColumnEncoding, encode_column
@@ -141,6 +142,37 @@ def test_a_group_goes_from_the_trainer_to_a_worker_and_back(hub_thread, trainer,
             "checkpoint",
             "run_closed",
         ]
+
+
+def test_a_step_that_does_not_fit_into_a_message_is_committed_in_parts(
+    hub_thread, trainer, messages, monkeypatch
+):
+    open_and_publish(trainer, messages)
+    trainer.enqueue_groups([messages.group(0), messages.group(1)])
+
+    async def work():
+        async with RolloutClient(hub_thread.address) as client:
+            worker = await join(client, messages)
+            grant = await client.lease_work(worker, loaded_weight_version=1, free_sequences=8, wait=0)
+            for sequence, lease in enumerate(grant.leases):
+                await complete(client, messages, worker, lease, sequence)
+
+    asyncio.run(work())
+    trainer.take_batch(1, wait=30)
+    outcomes = [messages.outcome(group, index) for group in ("g0", "g1") for index in (0, 1)]
+    log_probs = float32_column([-float(n) for n in range(8)])
+    monkeypatch.setattr(commits, "_OUTCOMES_TOGETHER", 3)
+    monkeypatch.setattr(commits, "CHUNK_BYTES", 12)
+    monkeypatch.setattr(trainer, "_largest", 100)
+    with pytest.raises(RefusedError, match="4 sequences once; 2 given"):
+        trainer.commit_step(1, outcomes[:2], log_probs)
+    trainer.commit_step(1, outcomes, log_probs)
+    trainer.commit_step(1, outcomes, log_probs)  # repeated, as after a lost answer
+    stored = asyncio.run_coroutine_threadsafe(
+        hub_thread.core.run(lambda context: context.store.commit_of(1)), hub_thread.loop
+    ).result(100)
+    assert stored.outcomes == tuple(outcomes)
+    assert stored.log_probs == log_probs
 
 
 def test_a_batch_that_is_not_complete_is_an_empty_stream(trainer, messages):
