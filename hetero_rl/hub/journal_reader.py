@@ -10,6 +10,7 @@ Example:
 """
 
 import dataclasses
+import itertools
 import logging
 import sqlite3
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from hetero_rl.hub.stores.connection import SQLITE_ERRORS, WITHOUT_SUMS, check_s
 from hetero_rl.hub.stores.journal_check import (
     DamagedRow,
     damaged_rows,
+    damaged_rows_of_commit,
     damaged_rows_of_group,
     structural_damage,
 )
@@ -150,6 +152,7 @@ class JournalReader:
         old = self._rows("SELECT 1 FROM meta WHERE key = ?", WITHOUT_SUMS)
         self._sums = Sums(path, all_rows=self._has_sums and not old)
         self._sound_groups: dict[str, bool] = {}
+        self._sound_commits: dict[int, bool] = {}
 
     def close(self) -> None:
         """Ends the connection."""
@@ -305,6 +308,21 @@ class JournalReader:
                 _logger.warning("%s is damaged and left out: %s", self._path, row.what)
         return self._sound_groups[group_id]
 
+    def _is_sound_commit(self, commit_id: int) -> bool:
+        """Whether the outcomes of a commit, and the trainer's log-probabilities, are as they were written."""
+        if commit_id not in self._sound_commits:
+            damaged = self._damaged_rows_of_commit(commit_id) if self._has_sums else []
+            self._sound_commits[commit_id] = not damaged
+            for row in damaged:
+                _logger.warning("%s is damaged and left out: %s", self._path, row.what)
+        return self._sound_commits[commit_id]
+
+    def _damaged_rows_of_commit(self, commit_id: int) -> list[DamagedRow]:
+        try:
+            return list(damaged_rows_of_commit(self._connection, self._sums, commit_id))
+        except SQLITE_ERRORS as error:
+            raise storage_error(error, self._path) from error
+
     def _damaged_rows_of(self, group_id: str) -> list[DamagedRow]:
         try:
             return list(damaged_rows_of_group(self._connection, self._sums, group_id))
@@ -318,6 +336,8 @@ class JournalReader:
             "ORDER BY position",
             step,
         )
+        if rows and not self._is_sound_commit(rows[0][0]):
+            raise DamagedJournalError(f"{self._path} is damaged: outcomes of step {step}")
         return tuple(_outcome(row[2:]) for row in rows)
 
     def _outcome_of(self, group_id: str, sample_index: int) -> SequenceOutcome | None:
@@ -327,7 +347,7 @@ class JournalReader:
             group_id,
             sample_index,
         )
-        return _outcome(rows[0][2:]) if rows else None
+        return _outcome(rows[0][2:]) if rows and self._is_sound_commit(rows[0][0]) else None
 
     def _trainer_log_probs(self, step: int) -> dict[tuple[str, int], bytes]:
         """The trainer's log-probabilities of a step by sequence; empty when they were not kept or are pruned."""
@@ -337,14 +357,18 @@ class JournalReader:
         )
         found: dict[tuple[str, int], bytes] = {}
         for commit_id, log_probs in rows:
-            start = 0
-            for group_id, sample_index, length in self._rows(
+            lengths = self._rows(
                 "SELECT group_id, sample_index, length FROM outcomes JOIN sequences USING (group_id, sample_index) "
                 "WHERE commit_id = ? ORDER BY outcomes.position",
                 commit_id,
-            ):
-                found[group_id, sample_index] = log_probs[start : start + 4 * length]
-                start += 4 * length
+            )
+            groups = {group_id for group_id, _, _ in lengths}
+            # One length that is wrong, and the values of all sequences after it are others'.
+            if not (self._is_sound_commit(commit_id) and all(map(self._is_sound, sorted(groups)))):
+                continue
+            ends = itertools.accumulate(4 * length for _, _, length in lengths)
+            for (group_id, sample_index, length), end in zip(lengths, ends, strict=True):
+                found[group_id, sample_index] = log_probs[end - 4 * length : end]
         return found
 
     def _has_table(self, name: str) -> bool:

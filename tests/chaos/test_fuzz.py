@@ -36,8 +36,11 @@ METHODS = [
     for method in service.methods
 ]
 OPEN_METHODS = [(path, method) for path, method in METHODS if not path.endswith("CloseRun")]
-# What gRPC calls INTERNAL of its own accord when an answer came while it was still writing the request.
+# What grpc.aio calls INTERNAL of its own accord. When a call is answered while its client still writes a stream of requests, the C
+# core fails the batch of the write; `_write` in grpc/aio/_call.py then sets this status, over the answer if that is not read yet,
+# with the failed batch in the debug string. Nothing of it comes from the other side, whose statuses have "from peer" there.
 OWN_FAULT = "Internal error from Core"
+OWN_FAULT_CAUSE = "execute_batch"
 # What a caller may be told. UNKNOWN and INTERNAL would be faults of the hub; a call that waits is cut off by this side.
 ANSWERS = {
     grpc.StatusCode.OK,
@@ -124,6 +127,16 @@ def one_message(draw, method):
     return mutated(draw, message) if choice < 0.5 else message
 
 
+def _is_own_fault(error, method):
+    """Whether this side's own gRPC made up the status."""
+    return (
+        method.client_streaming
+        and error.code() is grpc.StatusCode.INTERNAL
+        and error.details() == OWN_FAULT
+        and OWN_FAULT_CAUSE in (error.debug_error_string() or "")
+    )
+
+
 async def call(channel, path, method, data):
     started = _start(channel, path, method, data)
     try:
@@ -133,8 +146,7 @@ async def call(channel, path, method, data):
         else:
             await started
     except grpc.aio.AioRpcError as error:
-        own = error.code() is grpc.StatusCode.INTERNAL and error.details() == OWN_FAULT
-        return grpc.StatusCode.CANCELLED if own else error.code()
+        return grpc.StatusCode.CANCELLED if _is_own_fault(error, method) else error.code()
     except asyncio.CancelledError:
         # gRPC cancels a call of its own accord when the answer came while it was still writing the request.
         if asyncio.current_task().cancelling():

@@ -7,7 +7,13 @@ from typing import Any
 
 from hetero_rl.hub.stores.sums import Sums
 
-__all__ = ["DamagedRow", "damaged_rows", "damaged_rows_of_group", "structural_damage"]
+__all__ = [
+    "DamagedRow",
+    "damaged_rows",
+    "damaged_rows_of_commit",
+    "damaged_rows_of_group",
+    "structural_damage",
+]
 
 Row = tuple[Any, ...]
 
@@ -157,7 +163,25 @@ def damaged_rows(connection: sqlite3.Connection, sums: Sums) -> Iterator[Damaged
     """Every row whose checksum does not fit."""
     for table in _TABLES:
         yield from _damaged_of(connection, sums, table)
-    for commit_id, step, found in connection.execute("SELECT commit_id, step, outcomes_sum FROM steps"):
+    for (commit_id,) in connection.execute("SELECT commit_id FROM steps"):
+        yield from _damaged_outcomes(connection, sums, commit_id)
+
+
+def damaged_rows_of_commit(
+    connection: sqlite3.Connection, sums: Sums, commit_id: int
+) -> Iterator[DamagedRow]:
+    """Outcomes and log-probabilities of a commit whose checksums do not fit."""
+    for table in _TABLES:
+        if table.name == "steps":
+            where = " AND commit_id = ?" if " WHERE " in table.statement else " WHERE commit_id = ?"
+            yield from _damaged_of(connection, sums, table, where, (commit_id,))
+    yield from _damaged_outcomes(connection, sums, commit_id)
+
+
+def _damaged_outcomes(connection: sqlite3.Connection, sums: Sums, commit_id: int) -> Iterator[DamagedRow]:
+    for step, found in connection.execute(
+        "SELECT step, outcomes_sum FROM steps WHERE commit_id = ?", (commit_id,)
+    ):
         if not sums.fits(found, connection.execute(_OUTCOMES, (commit_id,)).fetchall()):
             yield DamagedRow("outcomes", commit_id, f"outcomes of step {step}", fatal=False)
 
