@@ -52,8 +52,8 @@ $(PARITY_VENV)/.installed: constraints-parity.txt
 test-parity: $(PARITY_VENV)/.installed  ## Compares the estimators with trl, verl and arviz, in an environment of their own.
 	PYTHONPATH=. $(PARITY_VENV)/bin/python -m pytest -c tests/parity/pytest.ini --rootdir . tests/parity
 
-chaos: $(VENV)/.installed-test  ## Kills a hub, a trainer and workers without an engine for CHAOS_SECONDS (600); totals in CHAOS_DIR.
-	$(VENV)/bin/python -m tests.chaos.campaign $${CHAOS_DIR:-runs/chaos} --seconds $${CHAOS_SECONDS:-600} --seed $${CHAOS_SEED:-1}
+chaos: $(VENV)/.installed-test  ## Kills a hub, a trainer and workers without an engine, on bad lines, for CHAOS_SECONDS (600) or until CHAOS_KILLS; totals in CHAOS_DIR.
+	$(VENV)/bin/python -m tests.chaos.campaign $${CHAOS_DIR:-runs/chaos} --seconds $${CHAOS_SECONDS:-600} --seed $${CHAOS_SEED:-1} --enough-kills $${CHAOS_KILLS:-1000000}
 
 chaos-processes: $(VENV)/.installed-test  ## The same with the real worker and whole processes, from CHAOS_SEED on.
 	CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(VENV)/bin/python -m pytest -s tests/chaos/test_kills.py

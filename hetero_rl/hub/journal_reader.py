@@ -11,7 +11,6 @@ Example:
 
 import dataclasses
 import itertools
-import logging
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,15 +21,9 @@ from urllib.parse import quote
 from hetero_rl.errors import DamagedJournalError, StorageError
 from hetero_rl.hub.stores.codec import decode
 from hetero_rl.hub.stores.connection import SQLITE_ERRORS, WITHOUT_SUMS, check_schema_version, storage_error
-from hetero_rl.hub.stores.journal_check import (
-    DamagedRow,
-    damaged_rows,
-    damaged_rows_of_commit,
-    damaged_rows_of_group,
-    structural_damage,
-)
 from hetero_rl.hub.stores.records import RunRecord, RunState, SyncRow, VersionRow
 from hetero_rl.hub.stores.schema import SUMS_SINCE
+from hetero_rl.hub.stores.soundness import Soundness
 from hetero_rl.hub.stores.sqlite_fleet import SELECT_SYNCS, sync_row
 from hetero_rl.hub.stores.sums import Sums
 from hetero_rl.wire.messages import (
@@ -45,8 +38,6 @@ from hetero_rl.wire.messages import (
 )
 
 __all__ = ["JournalReader", "Sample", "TrainedTwice", "trained_twice"]
-
-_logger = logging.getLogger(__name__)
 
 _OUTCOME_FIELDS = tuple(field.name for field in dataclasses.fields(SequenceOutcome))
 
@@ -76,7 +67,24 @@ LEFT JOIN retained ON retained.group_id = sequences.group_id AND retained.sample
 WHERE columns.submission_id IS NOT NULL OR retained.rank IS NOT NULL
 ORDER BY groups.ordinal DESC, sequences.group_id, sequences.sample_index LIMIT ?3
 """
-
+_SAMPLE_COLUMNS = (
+    "purpose",
+    "ordinal",
+    "step",
+    "group_id",
+    "sample_index",
+    "finish_reason",
+    "oldest_version",
+    "newest_version",
+    "worker_name",
+    "backend",
+    "numerics_id",
+    "prompt_token_ids",
+    "payload",
+    "token_ids",
+    "log_probs",
+    "trainer_log_probs",
+)
 
 _TRAINED_SEQUENCES = """
 SELECT steps.step, submissions.backend, submissions.numerics_id, submissions.worker_name, sequences.length, outcomes.lag,
@@ -151,8 +159,7 @@ class JournalReader:
         self._has_sums = version >= SUMS_SINCE
         old = self._rows("SELECT 1 FROM meta WHERE key = ?", WITHOUT_SUMS)
         self._sums = Sums(path, all_rows=self._has_sums and not old)
-        self._sound_groups: dict[str, bool] = {}
-        self._sound_commits: dict[int, bool] = {}
+        self._soundness = Soundness(self._connection, path, self._sums if self._has_sums else None)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -168,13 +175,7 @@ class JournalReader:
 
     def damage(self) -> tuple[str, ...]:
         """Everything in the journal that is not as it was written; reads all of it."""
-        try:
-            found = structural_damage(self._connection)
-            if self._has_sums and not found:
-                found = [row.what for row in damaged_rows(self._connection, self._sums)]
-        except SQLITE_ERRORS as error:
-            raise storage_error(error, self._path) from error
-        return tuple(found)
+        return self._soundness.damage()
 
     def require_sound(self) -> None:
         """Raises DamagedJournalError, naming what is damaged, unless all of the journal is as it was written."""
@@ -288,8 +289,9 @@ class JournalReader:
             limit: At most this many.
         """
         trainer_log_probs: dict[int, dict[tuple[str, int], bytes]] = {}
-        for row in self._named_rows(_SAMPLES, int(purpose), step, limit):
-            if not self._is_sound(row["group_id"]):
+        for values in self._rows(_SAMPLES, int(purpose), step, limit):
+            row: dict[str, Any] = dict(zip(_SAMPLE_COLUMNS, values, strict=True))
+            if not self._soundness.of_group(row["group_id"]):
                 continue
             if row["step"] not in trainer_log_probs:
                 trainer_log_probs[row["step"]] = self._trainer_log_probs(row["step"])
@@ -299,36 +301,6 @@ class JournalReader:
             row["trainer_log_probs"] = trainer_log_probs[row["step"]].get(key, row["trainer_log_probs"])
             yield Sample(**row, outcome=self._outcome_of(*key))
 
-    def _is_sound(self, group_id: str) -> bool:
-        """Whether a group, its prompt and its completions are as they were written; says so in the log when not."""
-        if group_id not in self._sound_groups:
-            damaged = self._damaged_rows_of(group_id) if self._has_sums else []
-            self._sound_groups[group_id] = not damaged
-            for row in damaged:
-                _logger.warning("%s is damaged and left out: %s", self._path, row.what)
-        return self._sound_groups[group_id]
-
-    def _is_sound_commit(self, commit_id: int) -> bool:
-        """Whether the outcomes of a commit, and the trainer's log-probabilities, are as they were written."""
-        if commit_id not in self._sound_commits:
-            damaged = self._damaged_rows_of_commit(commit_id) if self._has_sums else []
-            self._sound_commits[commit_id] = not damaged
-            for row in damaged:
-                _logger.warning("%s is damaged and left out: %s", self._path, row.what)
-        return self._sound_commits[commit_id]
-
-    def _damaged_rows_of_commit(self, commit_id: int) -> list[DamagedRow]:
-        try:
-            return list(damaged_rows_of_commit(self._connection, self._sums, commit_id))
-        except SQLITE_ERRORS as error:
-            raise storage_error(error, self._path) from error
-
-    def _damaged_rows_of(self, group_id: str) -> list[DamagedRow]:
-        try:
-            return list(damaged_rows_of_group(self._connection, self._sums, group_id))
-        except SQLITE_ERRORS as error:
-            raise storage_error(error, self._path) from error
-
     def outcomes(self, step: int) -> tuple[SequenceOutcome, ...]:
         """What became of each sequence of a committed step, in the trainer's order; empty when it is not committed."""
         rows = self._rows(
@@ -336,7 +308,7 @@ class JournalReader:
             "ORDER BY position",
             step,
         )
-        if rows and not self._is_sound_commit(rows[0][0]):
+        if rows and not self._soundness.of_commit(rows[0][0]):
             raise DamagedJournalError(f"{self._path} is damaged: outcomes of step {step}")
         return tuple(_outcome(row[2:]) for row in rows)
 
@@ -347,7 +319,7 @@ class JournalReader:
             group_id,
             sample_index,
         )
-        return _outcome(rows[0][2:]) if rows and self._is_sound_commit(rows[0][0]) else None
+        return _outcome(rows[0][2:]) if rows and self._soundness.of_commit(rows[0][0]) else None
 
     def _trainer_log_probs(self, step: int) -> dict[tuple[str, int], bytes]:
         """The trainer's log-probabilities of a step by sequence; empty when they were not kept or are pruned."""
@@ -364,7 +336,9 @@ class JournalReader:
             )
             groups = {group_id for group_id, _, _ in lengths}
             # One length that is wrong, and the values of all sequences after it are others'.
-            if not (self._is_sound_commit(commit_id) and all(map(self._is_sound, sorted(groups)))):
+            if not (
+                self._soundness.of_commit(commit_id) and all(map(self._soundness.of_group, sorted(groups)))
+            ):
                 continue
             ends = itertools.accumulate(4 * length for _, _, length in lengths)
             for (group_id, sample_index, length), end in zip(lengths, ends, strict=True):
@@ -374,14 +348,6 @@ class JournalReader:
     def _has_table(self, name: str) -> bool:
         """False in a journal that no hub of this release has opened."""
         return bool(self._rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", name))
-
-    def _named_rows(self, statement: str, *values: object) -> list[dict[str, Any]]:
-        try:
-            cursor = self._connection.execute(statement, values)
-            names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor]
-        except SQLITE_ERRORS as error:
-            raise storage_error(error, self._path) from error
 
     def _stream(self, statement: str) -> Iterator[tuple[Any, ...]]:
         """Rows one after another: a long run does not fit into a list."""

@@ -11,6 +11,7 @@ from hetero_rl.trainer.evaluation import Evaluator
 from hetero_rl.trainer.keeper import CheckpointKeeper
 from hetero_rl.trainer.local import LocalState
 from hetero_rl.trainer.loop import TrainingLoop
+from hetero_rl.trainer.model_upload import ModelUpload
 from hetero_rl.trainer.patience import Patience, StopSignal
 from hetero_rl.trainer.prefetch import BatchSource
 from hetero_rl.trainer.prompts import PromptFeeder, groups_ahead
@@ -30,7 +31,7 @@ from hetero_rl.wire.ports import TrainingPort
 __all__ = ["assemble", "open_run"]
 
 
-def open_run(local: LocalState, port: TrainingPort, patience: Patience) -> RunGrant:
+def open_run(local: LocalState, port: TrainingPort, patience: Patience) -> tuple[RunGrant, ModelUpload]:
     """Opens or continues the run at the hub and uploads the files that workers need besides weights."""
     config, model = local.config, local.model
     files = collect_model_files(model.directory)
@@ -60,12 +61,9 @@ def open_run(local: LocalState, port: TrainingPort, patience: Patience) -> RunGr
             'trainer.lora.publish is "adapter", but the hub is older than such versions: update hetero-rl there, or publish '
             '"merged"'
         )
-    for file, path in files:
-        patience(
-            lambda file=file, path=path: port.put_blob(file.blob, iter([path.read_bytes()])),  # type: ignore[misc]  # defaults bind the loop variables
-            f"uploading {file.name}",
-        )
-    return grant
+    upload = ModelUpload(port, files)
+    upload.upload(patience)
+    return grant, upload
 
 
 def assemble(

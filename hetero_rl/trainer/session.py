@@ -126,9 +126,10 @@ def _train(
         time_limit=config.task.grading_timeout,
     )
     with grader, _started(sinks, resume_step=local.step or -1):
-        grant = open_run(local, port, patience)
-        loop = assemble(local, grant, port, grader, sinks, patience=patience, stop=signal)
-        return loop, _run(loop)
+        grant, model_files = open_run(local, port, patience)
+        with model_files.kept():
+            loop = assemble(local, grant, port, grader, sinks, patience=patience, stop=signal)
+            return loop, _run(loop)
 
 
 def _run(loop: TrainingLoop) -> bool:

@@ -20,7 +20,7 @@ import grpc
 
 from hetero_rl import __version__
 from hetero_rl.config.tree import Config
-from hetero_rl.errors import ConfigError, UnreachableError
+from hetero_rl.errors import ConfigError, RefusedError, UnreachableError
 from hetero_rl.launch.lifeline import follow_parent
 from hetero_rl.metrics.exporter import Exporter, exporting
 from hetero_rl.metrics.worker import WorkerReadings
@@ -210,6 +210,10 @@ class _Started:
     scratch: Path
 
 
+_LOST_MODEL_FILES = 8
+"""Files that may be found damaged, one after another, before a worker gives up."""
+
+
 async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPort) -> _Started:
     """Everything up to Join: the run, the model, the engine."""
     # Importing an engine takes seconds; the hub may need as long until a trainer has opened the run.
@@ -225,8 +229,7 @@ async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPo
     hub_identity = hashlib.sha256(f"{options.hub_address}/{run.run_id}".encode()).hexdigest()[:16]
     scratch = cache_dir / "workers" / hub_identity / options.worker_name
     blobs = BlobCache(scratch, weights, link)
-    own_path = options.config.inference.worker.model_path
-    model_dir = await model_directory(run, own_path, cache_dir / "models", blobs)
+    model_dir = await _model(options, run, cache_dir / "models", blobs, Link(rollout, patient))
     _check_sampling(options.backend, run.sampling)
     settings = _engine_settings(options, model_dir)
     keeper = EngineKeeper(lambda: build_engine(settings), options.pacing.engine_restarts)
@@ -236,6 +239,23 @@ async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPo
     await link.join(_join_request(options, run, engine))
     session = Session(link, weights, keeper, run, options.pacing)
     return _Started(session, WeightLoop(session, blobs), scratch)
+
+
+async def _model(
+    options: WorkerOptions, run: RunDescription, models_dir: Path, blobs: BlobCache, link: Link
+) -> Path:
+    """The model's directory; waits for the trainer when the hub turns out to have lost a file of it."""
+    own_path = options.config.inference.worker.model_path
+    for _ in range(_LOST_MODEL_FILES):
+        try:
+            return await model_directory(run, own_path, models_dir, blobs)
+        except RefusedError as error:
+            if error.reason not in {"DIGEST_MISMATCH", "NOT_FOUND"}:
+                raise
+            _logger.warning("a model file cannot be had until the trainer has uploaded it again: %s", error)
+        # The hub answers once it has all of them.
+        run = await link.repeat("question for the run", link.port.get_run)
+    return await model_directory(run, own_path, models_dir, blobs)
 
 
 def _check_sampling(backend: Backend, sampling: SamplingParameters) -> None:

@@ -1,4 +1,4 @@
-"""Many kills and many submissions in short runs: `python -m tests.chaos.campaign DIRECTORY [--seconds N] [--seed N]`.
+"""Many kills and many submissions in short runs: `python -m tests.chaos.campaign DIRECTORY [--seconds N] [--enough-kills N] [--seed N]`.
 
     driver (this process; never starts gRPC or a thread)
       ├─fork─ hub      the real one, at one port, usually with a failpoint armed
@@ -172,19 +172,23 @@ class Campaign:
         return tails(self.directory)
 
 
-def campaign(directory, seconds, first_seed, settings, **terms):
-    """Runs seed after seed until the time is over; returns the lines of the summary."""
+def campaign(directory, seconds, first_seed, settings, *, enough_kills=None, **terms):
+    """Runs seed after seed until the time is over or the kills of all runs are enough; returns the lines of the summary."""
     directory.mkdir(parents=True, exist_ok=True)
     summary = directory / "summary.jsonl"
     until = time.monotonic() + seconds
     done = read_summary(summary)
     seed = max([first_seed - 1, *(line["seed"] for line in done)]) + 1
-    while not done or time.monotonic() < until:
+    while not done or (time.monotonic() < until and not _enough(done, enough_kills)):
         done.append(one_run(directory / f"seed-{seed}", seed, settings, terms))
         with summary.open("a") as file:
             file.write(json.dumps(done[-1]) + "\n")
         seed += 1
     return done
+
+
+def _enough(done, kills):
+    return kills is not None and totals(done)["kills"] >= kills
 
 
 def read_summary(path):
@@ -243,7 +247,8 @@ def main():
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=45)
+    parser.add_argument("--kills", type=int, default=45, help="of each run")
+    parser.add_argument("--enough-kills", type=int, help="end once all runs of the summary have so many")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--loss", type=float, default=0.1)
     parser.add_argument("--no-proxy", action="store_true", help="let everybody reach the hub directly")
@@ -253,6 +258,7 @@ def main():
         options.seconds,
         options.seed,
         campaign_settings(options.steps),
+        enough_kills=options.enough_kills,
         kills=options.kills,
         loss=options.loss,
         proxy=not options.no_proxy,

@@ -20,6 +20,7 @@ def totals(lines):
         proxy.update(line.get("proxy", {}))
     return {
         "runs": len(lines),
+        "proxied": sum(bool(line.get("proxy")) for line in lines),
         "seconds": sum(line["seconds"] for line in lines),
         "kills": kills.total(),
         "places": dict(sorted(kills_by_place(kills).items())),
@@ -46,7 +47,7 @@ def describe(sums):
     delivered = sums["submissions"] - sums["fates"].get("request lost", 0)
     arrived = f"of {delivered} that arrived, the reply to {lost} ({lost / max(1, delivered):.1%}) was lost"
     lines = [
-        f"{sums['kills']} kills in {sums['runs']} runs, {sums['seconds']:.0f} s",
+        f"{sums['kills']} kills in {sums['runs']} runs, {sums['seconds']:.0f} s; {sums['proxied']} of the runs through the proxy",
         f"{sums['submissions']} submissions sent, {sums['acknowledged']} acknowledged; {arrived}",
         f"{sums['downloads'].get('versions', 0)} weight versions downloaded and checked; proxy: {sums['proxy']}",
         *(f"  {number:5d}  {place}" for place, number in sums["places"].items()),

@@ -24,11 +24,12 @@ def row_sum(values: Iterable[object], *blobs: bytes | None) -> int:
         values: Integers, floats, texts, None, or tuples and lists of them; of no other class, not even a derived one.
         blobs: Large values, which come after the others whatever their columns are.
     """
-    lengths = [None if blob is None else len(blob) for blob in blobs]
+    # In a damaged row anything may stand where a blob was.
+    lengths = [len(blob) if isinstance(blob, bytes) else blob for blob in blobs]
     # Text that is no UTF-8 comes from nobody but a damaged disk.
     crc = zlib.crc32(repr((tuple(values), lengths)).encode(errors="surrogatepass"))
     for blob in blobs:
-        if blob:
+        if blob and isinstance(blob, bytes):
             crc = zlib.crc32(blob, crc)
     return crc
 

@@ -12,10 +12,13 @@ pytest.importorskip("numba", reason="the codec extra is not installed")
 
 from hetero_rl.errors import DamagedError, RefusedError
 from hetero_rl.hub.local_blobs import LocalBlobStore
+from hetero_rl.trainer.model_upload import ModelUpload
 from hetero_rl.weights.digests import digest_of_bytes
 from hetero_rl.wire.blocking_clients import FleetClient
-from hetero_rl.wire.clients import WeightClient
+from hetero_rl.wire.clients import RolloutClient, WeightClient
 from hetero_rl.wire.messages import BlobReference, ModelFile
+from hetero_rl.worker.link import Link
+from hetero_rl.worker.resend import Pacing
 
 STEPS = 4
 MODEL_FILE = b'{"vocab_size": 100}'
@@ -156,3 +159,25 @@ def test_every_flipped_bit_of_a_file_is_found_once_a_store_is_opened_again(tmp_p
     assert store.is_proven(blob.digest)
     with contextlib.closing(store.open_upload(BlobReference("0" * 64, 5))) as upload:
         assert upload.held == 0
+
+
+@pytest.mark.asyncio
+async def test_a_model_file_that_is_damaged_while_the_run_goes_on_comes_back_without_a_new_trainer(
+    start_site, tmp_path
+):
+    own = tmp_path / "config.json"
+    own.write_bytes(MODEL_FILE)
+    (tmp_path / "site").mkdir()
+    async with start_site(tmp_path / "site") as site, WeightClient(site.address) as client:
+        await ran(site)
+        assert await try_to_get(client, MODEL_FILE) is None
+        kept = tmp_path / "site" / "blobs" / digest_of_bytes(MODEL_FILE)
+        write(kept, flipped(MODEL_FILE, 9))
+        assert "DIGEST_MISMATCH" in await try_to_get(client, MODEL_FILE)
+        upload = ModelUpload(site.trainer, [(MODEL_FILES[0], own)], seconds=0.02)
+        with upload.kept():
+            # A worker that starts asks until the hub has all files.
+            async with RolloutClient(site.address) as rollout:
+                link = Link(rollout, Pacing(longest_delay=0.2, patience=90))
+                await link.repeat("question for the run", rollout.get_run)
+            assert await try_to_get(client, MODEL_FILE) is None

@@ -366,6 +366,25 @@ async def test_a_signal_before_the_join_ends_the_worker(hub, fleet, unreachable)
     assert hub.joins == []
 
 
+async def test_a_worker_waits_for_a_model_file_that_the_hub_has_lost(hub, fleet):
+    def lost(call):
+        if call == 1:
+            raise RefusedError("blob was damaged", "DIGEST_MISMATCH")
+        if call == 2:
+            raise RefusedError("blob is not stored", "NOT_FOUND")
+
+    def uploading(call):
+        if call == 2:
+            raise RefusedError("the trainer is still uploading model files", "RUN_NOT_OPEN")
+
+    hub.before.update(fetch_blob=lost, get_run=uploading)
+    await hub.publish(1)
+    hub.add_groups(1)
+    await fleet.serve()
+    assert len(hub.finished) == 1
+    assert hub.calls["get_run"] == 3
+
+
 async def test_an_unknown_engine_is_named_before_any_run_is_open(hub, fleet):
     def closed(_):
         raise RefusedError("no trainer has opened a run", "RUN_NOT_OPEN")
