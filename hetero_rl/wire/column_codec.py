@@ -13,7 +13,14 @@ from hetero_rl.v1 import columns_pb2
 from hetero_rl.wire.invalid import invalid
 from hetero_rl.wire.messages import DataType
 
-__all__ = ["MAX_COLUMN_BYTES", "ColumnEncoding", "decode_column", "encode_column", "fill_column"]
+__all__ = [
+    "MAX_COLUMN_BYTES",
+    "ColumnEncoding",
+    "decode_column",
+    "encode_column",
+    "fill_column",
+    "plain_data",
+]
 
 MAX_COLUMN_BYTES = 2**26
 """Largest decoded column that is ever accepted, whatever the caller's own limit is."""
@@ -34,6 +41,9 @@ class ColumnEncoding(enum.IntEnum):
     """Elements one after another; for a fast link, costs one copy."""
     BYTE_PLANES = 2
     """Byte planes, each deflated where that makes it smaller; for a slow link."""
+
+
+_RAW = int(ColumnEncoding.RAW)
 
 
 def encode_column(
@@ -92,6 +102,14 @@ def decode_column(
     if encoding == ColumnEncoding.BYTE_PLANES:
         return _decode_planes(column, data_type.item_size, field)
     raise invalid(f"{field}.encoding", f"is {encoding}, known are RAW (1) and BYTE_PLANES (2)")
+
+
+def plain_data(column: columns_pb2.Column, size: int) -> bytes | None:
+    """The bytes of a column that is laid out raw and has exactly `size` of them; None for any other, which needs a closer look."""
+    if column.encoding != _RAW or size > MAX_COLUMN_BYTES:
+        return None
+    data = column.data
+    return data if len(data) == size else None
 
 
 def _check_length(length: int, item_size: int, field: str, max_elements: int | None) -> None:

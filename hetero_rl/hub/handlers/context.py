@@ -9,9 +9,9 @@ from hetero_rl.errors import FencedError, RefusedError
 from hetero_rl.hub.clock import Clock
 from hetero_rl.hub.stores.base import HubStore
 from hetero_rl.hub.stores.records import RunRecord, RunState
-from hetero_rl.wire.messages import BlobReference
+from hetero_rl.wire.messages import BlobReference, RunDescription
 
-__all__ = ["BlobIndex", "HubContext", "HubSettings", "Liveness", "Topic", "WorkerReport"]
+__all__ = ["BlobIndex", "DescribedRun", "HubContext", "HubSettings", "Liveness", "Topic", "WorkerReport"]
 
 
 class Topic(enum.Flag):
@@ -93,6 +93,14 @@ class Liveness:
     """Whether a worker was refused work that is there; it is told when a lease ends."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class DescribedRun:
+    """A description, and what it is of."""
+
+    run: RunRecord
+    description: RunDescription
+
+
 class HubContext:
     """Store, clock and settings of one hub, and the changes of the running call.
 
@@ -107,10 +115,13 @@ class HubContext:
         self.liveness = Liveness()
         self.started_at = clock.monotonic()
         self.changed = Topic(0)
+        self.description: DescribedRun | None = None
+        """What the run was last described as."""
 
     def notify(self, topic: Topic) -> None:
         """Wakes who waits for `topic`, once the running transaction is durable."""
-        self.changed |= topic
+        if topic is not self.changed:  # combining flags is slow, and most calls notify of one topic
+            self.changed |= topic
 
     def event(self, kind: str, message: str, worker_name: str = "") -> None:
         """Writes something into the run's history that a person may want to know."""

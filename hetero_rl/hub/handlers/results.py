@@ -1,6 +1,5 @@
 """Results of workers: checked against lease and group, stored once."""
 
-import dataclasses
 from typing import cast
 
 from hetero_rl.errors import RefusedError
@@ -118,23 +117,23 @@ def _sequence_rows(context: HubContext, batch: TrajectoryBatch) -> list[Sequence
     for version in {span.weight_version for span in batch.version_spans}:
         row = context.store.version(version)
         steps[version] = row.step if row else 0
+    scalars = zip(batch.sample_indices, batch.lengths, batch.finish_reasons, strict=True)
+    if len(steps) == 1:
+        ((version, step),) = steps.items()
+        return [SequenceRow(batch.group_id, *scalar, version, version, step, step) for scalar in scalars]
     versions: list[list[int]] = [[] for _ in batch.sample_indices]
     for span in batch.version_spans:
         versions[span.sample].append(span.weight_version)
     return [
         SequenceRow(
-            group_id=batch.group_id,
-            sample_index=sample_index,
-            length=length,
-            finish_reason=reason,
+            batch.group_id,
+            *scalar,
             oldest_version=min(seen),
             newest_version=max(seen),
-            oldest_step=steps[seen[0]] if len(seen) == 1 else min(map(steps.__getitem__, seen)),
-            newest_step=steps[seen[0]] if len(seen) == 1 else max(map(steps.__getitem__, seen)),
+            oldest_step=min(map(steps.__getitem__, seen)),
+            newest_step=max(map(steps.__getitem__, seen)),
         )
-        for sample_index, length, reason, seen in zip(
-            batch.sample_indices, batch.lengths, batch.finish_reasons, versions, strict=True
-        )
+        for scalar, seen in zip(scalars, versions, strict=True)
     ]
 
 
@@ -173,11 +172,6 @@ def _advance(
     elif final:
         soon = context.clock.monotonic() + context.settings.heartbeat_seconds
         context.liveness.lease_ends[lease.lease_id] = soon
-    context.store.put_group(
-        dataclasses.replace(
-            row,
-            state=state,
-            stored=stored,
-            oldest_step=oldest if row.oldest_step < 0 else min(row.oldest_step, oldest),
-        )
-    )
+    if row.oldest_step >= 0:
+        oldest = min(row.oldest_step, oldest)
+    context.store.put_group(row.with_results(state, stored, oldest))

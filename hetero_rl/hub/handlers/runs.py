@@ -3,7 +3,7 @@
 import dataclasses
 
 from hetero_rl.errors import RefusedError
-from hetero_rl.hub.handlers.context import HubContext, Topic
+from hetero_rl.hub.handlers.context import DescribedRun, HubContext, Topic
 from hetero_rl.hub.handlers.leasing import release_leases
 from hetero_rl.hub.handlers.queue import train_credits
 from hetero_rl.hub.stores.records import GroupState, RunRecord, RunState, StepCommit
@@ -27,14 +27,22 @@ def describe_run(context: HubContext) -> RunDescription:
 
 def description_of(context: HubContext, run: RunRecord) -> RunDescription:
     """The description of a run in any state."""
-    request = run.request
+    latest = context.latest_version()
+    known = context.description
+    if known is None or known.run is not run or known.description.latest_weight_version != latest:
+        # Every submission is held against it.
+        known = context.description = DescribedRun(run, _describe(run.request, latest))
+    return known.description
+
+
+def _describe(request: RunRequest, latest_version: int) -> RunDescription:
     return RunDescription(
         run_id=request.run_id,
         model_digests=request.model_digests,
         model_files=request.model_files,
         sampling=request.sampling,
         limits=request.limits,
-        latest_weight_version=context.latest_version(),
+        latest_weight_version=latest_version,
         adapter_weights=request.adapter_weights,
     )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from typing import NamedTuple
 
 from hetero_rl.wire.columns import Int32Bytes
 from hetero_rl.wire.messages import (
@@ -77,6 +78,22 @@ class GroupRow:
     stored: int = 0
     """Completions stored."""
 
+    def with_results(self, state: GroupState, stored: int, oldest_step: int) -> "GroupRow":
+        """The row after results came. Every submission makes one, and `dataclasses.replace` takes thrice as long."""
+        return GroupRow(
+            group_id=self.group_id,
+            purpose=self.purpose,
+            ordinal=self.ordinal,
+            group_size=self.group_size,
+            min_weight_version=self.min_weight_version,
+            state=state,
+            step=self.step,
+            attempts=self.attempts,
+            admitted_step=self.admitted_step,
+            oldest_step=oldest_step,
+            stored=stored,
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRow:
@@ -109,8 +126,7 @@ class StoredBatch:
     backend: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceRow:
+class SequenceRow(NamedTuple):
     """Scalars of one completion; kept for every completion of the run."""
 
     group_id: str
@@ -181,6 +197,20 @@ class WorkerRow:
     """Asked to finish what it has; outlives being declared dead."""
     former_boot_ids: tuple[str, ...] = ()
     """Boot ids of processes that held the name before."""
+
+    def with_completions(self, completions: int) -> "WorkerRow":
+        """The row with as many more. Every submission makes one, and `dataclasses.replace` takes thrice as long."""
+        return WorkerRow(
+            request=self.request,
+            worker_epoch=self.worker_epoch,
+            state=self.state,
+            state_reason=self.state_reason,
+            completions=self.completions + completions,
+            last_probe=self.last_probe,
+            must_pass_probe=self.must_pass_probe,
+            draining=self.draining,
+            former_boot_ids=self.former_boot_ids,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,8 +123,7 @@ class FleetTables(HubStore):
         """See `HubStore`."""
         worker = self.worker(worker_name)
         if worker is not None:
-            worker = dataclasses.replace(worker, completions=worker.completions + completions)
-            self._journal.cache.put("worker", worker_name, worker)
+            self._journal.cache.put("worker", worker_name, worker.with_completions(completions))
             self._journal.put_off(_ADD_COMPLETIONS, (completions, worker_name))
 
     def add_probe(self, probe: ProbeRow) -> None:

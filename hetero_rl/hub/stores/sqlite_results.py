@@ -59,10 +59,7 @@ _BY_SUBMISSION = operator.itemgetter(slice(_HEADER + 2))
 
 
 def _pack_spans(spans: Sequence[VersionSpan]) -> bytes:
-    numbers = array.array("q")
-    for span in spans:
-        numbers.extend((span.sample, span.start, span.end, span.weight_version))
-    return numbers.tobytes()
+    return array.array("q", itertools.chain.from_iterable(spans)).tobytes()
 
 
 def _unpack_spans(packed: bytes) -> tuple[VersionSpan, ...]:
@@ -72,17 +69,8 @@ def _unpack_spans(packed: bytes) -> tuple[VersionSpan, ...]:
 
 def _sample_values(position: int, row: SequenceRow) -> tuple[object, ...]:
     """A row of `sequences` in the order of `_SAMPLES`."""
-    return (
-        row.group_id,
-        row.sample_index,
-        position,
-        row.length,
-        int(row.finish_reason),
-        row.oldest_version,
-        row.newest_version,
-        row.oldest_step,
-        row.newest_step,
-    )
+    group_id, sample_index, length, finish_reason, *versions_and_steps = row
+    return (group_id, sample_index, position, length, finish_reason.value, *versions_and_steps)
 
 
 def _sequence_row(values: Row) -> SequenceRow:

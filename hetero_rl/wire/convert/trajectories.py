@@ -5,6 +5,7 @@ N tokens and S samples. Sizes are checked against each other before a column is 
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 
 from hetero_rl.v1 import columns_pb2, training_service_pb2, trajectory_pb2
@@ -44,6 +45,8 @@ __all__ = [
     "trajectory_batch_from_proto",
     "trajectory_batch_to_proto",
 ]
+
+_SPAN_FIELDS = operator.attrgetter(*VersionSpan._fields)
 
 
 def trajectory_batch_to_proto(
@@ -112,10 +115,7 @@ def trajectory_batch_from_proto(
         token_ids=Int32Bytes(fields.column_of(message, "token_ids", DataType.INT32, length=tokens)),
         log_probs=None if log_probs is None else Float32Bytes(log_probs),
         action_mask=None if mask is None else UInt8Bytes(mask),
-        version_spans=tuple(
-            VersionSpan(span.sample, span.start, span.end, span.weight_version)
-            for span in message.version_spans
-        ),
+        version_spans=tuple(map(VersionSpan._make, map(_SPAN_FIELDS, message.version_spans))),
         finish_reasons=fields.members_of(
             FinishReason, message.finish_reasons, "TrajectoryBatch.finish_reasons"
         ),

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from hetero_rl.wire.columns import Float32Bytes, Int32Bytes, UInt8Bytes
 from hetero_rl.wire.messages.work import PromptGroup
@@ -27,8 +28,7 @@ class FinishReason(enum.IntEnum):
     ABORTED = 3
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class VersionSpan:
+class VersionSpan(NamedTuple):
     """Tokens [start, end) of sample number `sample` of a batch, sampled by one weight version."""
 
     sample: int

@@ -192,16 +192,18 @@ def _check_endings(batch: TrajectoryBatch, work: GenerateWork) -> None:
         )
     stops = {position for value in work.sampling.stop_token_ids for position in _positions(batch, value)}
     most = work.sampling.max_new_tokens
-    for sample, (last, length, reason) in enumerate(_last_tokens(batch)):
-        stopped = last in stops
-        stops.discard(last)
-        if stopped != (reason is FinishReason.STOP):
+    stop, exhausted = FinishReason.STOP, FinishReason.LENGTH
+    endings = zip(itertools.accumulate(batch.lengths), batch.lengths, batch.finish_reasons, strict=True)
+    for sample, (end, length, reason) in enumerate(endings):
+        stopped = end - 1 in stops
+        stops.discard(end - 1)
+        if stopped is not (reason is stop):
             ending = "a stop token" if stopped else "no stop token"
             raise invalid(
                 "TrajectoryBatch.finish_reasons",
                 f"is {reason.name} for sample {sample}, which ends in {ending}",
             )
-        if reason is FinishReason.LENGTH and length != most:
+        if reason is exhausted and length != most:
             raise invalid(
                 "TrajectoryBatch.finish_reasons",
                 f"is LENGTH for sample {sample} of {length} tokens, expected {most}",
@@ -214,14 +216,6 @@ def _check_endings(batch: TrajectoryBatch, work: GenerateWork) -> None:
 
 def _positions(batch: TrajectoryBatch, value: int) -> Iterator[int]:
     return aligned_positions(batch.token_ids, value)
-
-
-def _last_tokens(batch: TrajectoryBatch) -> Iterator[tuple[int, int, FinishReason]]:
-    """Position of the last token, length and finish reason of each sample."""
-    end = 0
-    for length, reason in zip(batch.lengths, batch.finish_reasons, strict=True):
-        end += length
-        yield end - 1, length, reason
 
 
 def _check_scores(scores: ScoreBatch, work: ScoreWork) -> None:
