@@ -114,7 +114,7 @@ def column_of(
 ) -> bytes:
     """Reads a required column; with `length` it must have exactly that many elements, checked before decoding."""
     column: columns_pb2.Column = getattr(message, field)
-    if column.data_type == data_type and column.length == length and max_elements is None:
+    if column.length == length and max_elements is None and int(column.data_type) == data_type:
         data = plain_data(column, length * data_type.item_size)
         if data is not None:
             return data
