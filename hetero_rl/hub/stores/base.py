@@ -172,6 +172,10 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
         """Leases that have not ended, of one worker or of all."""
 
     @abstractmethod
+    def count_leases(self) -> int:
+        """Number of leases that have not ended; cheap."""
+
+    @abstractmethod
     def remove_lease(self, lease_id: str) -> None:
         """Ends a lease."""
 

@@ -219,6 +219,10 @@ class MemoryStore(HubStore):  # ruff: ignore[too-many-public-methods] those of t
         found = [row for row in self._tables.leases.values() if worker_name in {None, row.worker_name}]
         return tuple(sorted(found, key=lambda row: row.lease_id))
 
+    def count_leases(self) -> int:
+        """See `HubStore`."""
+        return len(self._tables.leases)
+
     def remove_lease(self, lease_id: str) -> None:
         """See `HubStore`."""
         if self._tables.leases.pop(lease_id, None) is None:

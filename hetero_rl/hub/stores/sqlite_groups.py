@@ -291,6 +291,10 @@ class GroupTables(HubStore):
             )
         return tuple(map(self._checked_lease, rows))
 
+    def count_leases(self) -> int:
+        """See `HubStore`."""
+        return int(self._journal.rows("SELECT count(*) FROM leases")[0][0])
+
     def remove_lease(self, lease_id: str) -> None:
         """See `HubStore`."""
         known = self._journal.cache.known("lease", lease_id)

@@ -113,6 +113,9 @@ class TestLeases:
         store.add_lease(self.LEASE)
         assert store.leases("w2") == (other,)
         assert store.leases() == (self.LEASE, other)
+        assert store.count_leases() == 2
+        store.remove_lease("g1.0")
+        assert store.count_leases() == 1
 
     def test_an_unknown_lease_cannot_be_removed(self, store):
         with pytest.raises(ConflictError):

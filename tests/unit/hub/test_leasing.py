@@ -155,6 +155,33 @@ def test_a_heartbeat_renews_the_leases_it_names(hub):
     assert reply.lost_lease_ids == ("g1.0", "made-up")
 
 
+def test_a_sweep_reads_no_lease_while_it_knows_when_each_ends(hub, monkeypatch):
+    worker = hub.open()
+    hub.enqueue(0, 1)
+    hub.lease(worker)
+    hub(expire_leases)
+    monkeypatch.setattr(hub.store, "leases", None)
+    hub(expire_leases)
+    hub.clock.advance(61)
+    hub(expire_leases)
+    assert hub.store.count_leases() == 0
+    assert hub.store.counters()["leases_expired"] == 2
+
+
+@pytest.mark.parametrize("forgotten", ["g0.0", "made-up"])
+def test_a_sweep_finds_out_what_an_undone_call_left_behind(hub, forgotten):
+    worker = hub.open()
+    hub.enqueue(0, 1)
+    hub.lease(worker)
+    ends = hub.context.liveness.lease_ends
+    ends.pop(forgotten, None)
+    ends.setdefault("made-up", hub.clock.monotonic() + 30)
+    hub.clock.advance(31)
+    hub(expire_leases)
+    assert set(ends) == {"g0.0", "g1.0"}
+    assert hub.store.count_leases() == 2
+
+
 def test_a_restarted_hub_gives_every_lease_a_full_term(hub):
     worker = hub.open()
     hub.enqueue(0)
