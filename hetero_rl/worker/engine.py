@@ -148,11 +148,11 @@ class Engine(ABC):
     ) -> None:
         """Replaces the weights by a base and adapters on it; otherwise as `load_weights`.
 
-        Called only where `Capabilities.adapters` is true. Here the adapters are added to the base, which every engine whose
-        `load_weights` takes plain weights can do; one that computes with them beside the base replaces this.
+        Called only where `Capabilities.adapters` is true. Here the adapters are added to the base, each time anew, which every
+        engine whose `load_weights` takes plain weights can do; one that computes with them beside the base replaces this.
 
         Args:
-            base: The frozen model. It may be left unread when a version with the same `base_digest` is loaded.
+            base: The frozen model.
             adapters: On linear layers of the base.
             version: The version of both.
         """

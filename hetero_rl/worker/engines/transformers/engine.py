@@ -7,7 +7,6 @@ import torch
 from typing_extensions import override
 
 from hetero_rl.errors import BackendError, ConfigError, InvalidMessageError
-from hetero_rl.weights.low_rank import AdapterTensors
 from hetero_rl.weights.model_files import model_digests
 from hetero_rl.wire.columns import Float32Bytes, int32_view
 from hetero_rl.wire.messages import (
@@ -19,8 +18,7 @@ from hetero_rl.wire.messages import (
     WeightEncoding,
 )
 from hetero_rl.worker.emulations import find_emulation
-from hetero_rl.worker.engine import Completion, EarlyWeights, Engine, EngineSettings
-from hetero_rl.worker.engines.transformers.adapters import AdaptedLayers, LayerFactors
+from hetero_rl.worker.engine import Completion, Engine, EngineSettings
 from hetero_rl.worker.engines.transformers.emulation import emulate_activations, round_weights
 from hetero_rl.worker.engines.transformers.forward import Forward
 from hetero_rl.worker.engines.transformers.model import (
@@ -66,9 +64,6 @@ class TransformersEngine(Engine):
         self._serving = False
         self._model: torch.nn.Module
         self._weights: WeightTable
-        self._adapted: AdaptedLayers
-        self._base_digest = ""
-        """Of the base that is loaded under adapters; empty under plain weights."""
         self._forward: Forward
         self._numerics: NumericsRecord
         self._digests: ModelDigests
@@ -89,18 +84,13 @@ class TransformersEngine(Engine):
         if emulation is not None:
             emulate_activations(model, emulation)
             round_weights(model, emulation)
-        self._adapted = AdaptedLayers(model)
         self._model = model
         check_decoding(self._forward, model.config.model_type, DATA_TYPES[dtype])
         self._numerics = numerics_record(self._forward.device, dtype, ATTENTION, emulation)
         return self._forward
 
-    def _replace_weights(self, new: NewWeights | None, factors: LayerFactors, base_digest: str) -> None:
-        """Runs on the scheduler thread, between two steps; None keeps the base."""
-        self._adapted.use(factors)
-        self._base_digest = base_digest
-        if new is None:
-            return
+    def _replace_weights(self, new: NewWeights) -> None:
+        """Runs on the scheduler thread, between two steps."""
         self._weights.replace(new)
         if self._emulation is not None:
             round_weights(self._model, self._emulation)
@@ -113,7 +103,7 @@ class TransformersEngine(Engine):
             scoring=True,
             in_flight_update=not self._settings.drain_before_update,
             processed_log_probs=True,
-            adapters=True,
+            adapters=True,  # added to the base in `Engine.load_adapted`: no wider a gap than beside it, and faster tokens
             weight_encodings=(WeightEncoding.FULL_RAW,),
         )
 
@@ -159,29 +149,9 @@ class TransformersEngine(Engine):
 
     @override
     async def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        new = await asyncio.to_thread(self._weights.new_weights, tensors, version)
-        await asyncio.wrap_future(self._scheduler.load(lambda: self._replace_weights(new, {}, ""), version))
+        new = await asyncio.to_thread(self._weights.new_weights, tensors)
+        await asyncio.wrap_future(self._scheduler.load(lambda: self._replace_weights(new), version))
         self._serving = True
-
-    @override
-    async def load_adapted(
-        self, base: Iterable[tuple[str, torch.Tensor]], adapters: AdapterTensors, version: int
-    ) -> None:
-        """Computes with the adapters beside the base, as the trainer does: no merged matrix is rounded, no base copied twice."""
-        digest = adapters.description.base_digest
-        factors = await asyncio.to_thread(self._adapted.prepared, adapters)
-        new = None
-        if digest != self._base_digest:
-            new = await asyncio.to_thread(self._weights.new_weights, base)
-        await asyncio.wrap_future(
-            self._scheduler.load(lambda: self._replace_weights(new, factors, digest), version)
-        )
-        self._serving = True
-
-    @property
-    @override
-    def early_weights(self) -> EarlyWeights | None:
-        return self._weights if self._weights.has_spare_tensors else None
 
     @property
     @override
