@@ -190,8 +190,8 @@ def damaged_rows_of_group(connection: sqlite3.Connection, sums: Sums, group_id: 
     """Rows of a group, its prompt and its completions whose checksum does not fit."""
     for table in _TABLES:
         if table.of_group:
-            # Submissions have no index by group; their sequences have.
-            where = _OF_SEQUENCES if table.parts else " WHERE group_id = ?"
+            # By the way that leads to the rows: a damaged index may lead elsewhere. Submissions have none by group anyway.
+            where = _OF_SEQUENCES if table.name in {"submissions", "columns"} else " WHERE group_id = ?"
             yield from _damaged_of(connection, sums, table, where, (group_id,))
 
 
