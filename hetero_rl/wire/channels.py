@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from hetero_rl.telemetry.tracing import tracing
+from hetero_rl.wire.tokens import transport_of, with_token
 from hetero_rl.wire.trace_context import async_interceptors, blocking_interceptor
 
 __all__ = [
@@ -142,8 +143,10 @@ def open_channel(
     if credentials is None:
         channel = grpc.insecure_channel(address, options=options)
     else:
-        channel = grpc.secure_channel(address, credentials, options=options)
-    return channel if tracing() is None else grpc.intercept_channel(channel, blocking_interceptor())
+        channel = grpc.secure_channel(address, transport_of(credentials), options=options)
+    if tracing() is not None:
+        channel = grpc.intercept_channel(channel, blocking_interceptor())
+    return with_token(channel, credentials)
 
 
 def open_async_channel(
@@ -153,7 +156,9 @@ def open_async_channel(
     interceptors = [] if tracing() is None else async_interceptors()
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
-    return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
+    transport = transport_of(credentials)
+    channel = grpc.aio.secure_channel(address, transport, options=options, interceptors=interceptors)
+    return with_token(channel, credentials)
 
 
 def is_loopback(address: str) -> bool:

@@ -13,6 +13,7 @@ from hetero_rl.errors import ConfigError
 from hetero_rl.telemetry.logs import hide
 from hetero_rl.wire.bundle import read_bundle
 from hetero_rl.wire.channels import is_loopback
+from hetero_rl.wire.tokens import TokenCredentials
 
 __all__ = ["Identity", "channel_credentials", "check_listen_address", "server_credentials", "server_identity"]
 
@@ -48,7 +49,7 @@ def channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials | N
     )
     if not identity.token:
         return transport
-    return grpc.composite_channel_credentials(transport, grpc.access_token_call_credentials(identity.token))
+    return TokenCredentials(transport, identity.token)
 
 
 def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | None:

@@ -28,6 +28,7 @@ from hetero_rl.v1 import (
     weight_service_pb2,
 )
 from hetero_rl.wire.bundle import read_bundle, write_bundle
+from hetero_rl.wire.channels import control_options, open_async_channel, open_channel
 from hetero_rl.wire.credentials import channel_credentials
 from hetero_rl.wire.refusal import from_rpc_error
 from hetero_rl.wire.roles import METHOD_ROLES, Caller, Role
@@ -40,6 +41,7 @@ METHODS = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
+SERVING = b"\x08\x01"
 REFUSALS = {"NOT_AUTHORIZED"}
 AT_A_RELAY = {HEALTH[0], *(method for method in METHODS if ".WeightService/" in method)}
 AT = {"hub": {*METHODS, *HEALTH}, "relay": AT_A_RELAY}
@@ -96,21 +98,18 @@ def shown(bundle):
 
 async def code_of(address, credentials, method, request=b"", seconds=60.0):
     """How one call ends: None when it is answered, else (status, reason)."""
-    channel = (
-        grpc.aio.insecure_channel(address)
-        if credentials is None
-        else grpc.aio.secure_channel(address, credentials)
-    )
-    async with channel:
-        call = start(channel, method)
-        try:
-            async with asyncio.timeout(seconds):
-                await call(request)
-        except grpc.aio.AioRpcError as error:
-            return error.code(), getattr(from_rpc_error(error, method), "reason", "")
-        except TimeoutError:
-            return None  # let in, and waiting for what it asked
-        return None
+    channel = open_async_channel(address, credentials, [])
+    call = start(channel, method)
+    try:
+        async with asyncio.timeout(seconds):
+            await call(request)
+    except grpc.aio.AioRpcError as error:
+        return error.code(), getattr(from_rpc_error(error, method), "reason", "")
+    except TimeoutError:
+        return None  # let in, and waiting for what it asked
+    finally:
+        await channel.close()
+    return None
 
 
 def start(channel, method):
@@ -219,6 +218,29 @@ async def test_a_certificate_without_its_token_is_refused(site):
     async with site.serve() as hub:
         status, reason = await code_of(hub.address, credentials, HEALTH[0])
     assert (status, reason) == (grpc.StatusCode.PERMISSION_DENIED, "NOT_AUTHORIZED")
+
+
+@pytest.mark.asyncio
+async def test_a_blocking_caller_shows_its_token_too(site):
+    async with site.serve() as hub:
+        with open_channel(hub.address, shown(site.bundles[Role.WORKER]), control_options()) as channel:
+            answer = await asyncio.to_thread(channel.unary_unary(HEALTH[0]), b"", timeout=60)
+    assert answer == SERVING
+
+
+@pytest.mark.asyncio
+async def test_credentials_with_a_token_show_it_in_grpcs_own_way_too(site):
+    async with site.serve() as hub:
+        credentials = shown(site.bundles[Role.WORKER])
+        async with grpc.aio.secure_channel(hub.address, credentials) as channel:
+            assert await channel.unary_unary(HEALTH[0])(b"", timeout=60) == SERVING
+
+
+@pytest.mark.asyncio
+async def test_a_channel_without_a_token_is_left_as_it_is(site):
+    channel = open_async_channel("127.0.0.1:1", None, [])
+    assert isinstance(channel, grpc.aio.Channel)
+    await channel.close()
 
 
 def test_a_revocation_counts_on_an_open_connection(site):
