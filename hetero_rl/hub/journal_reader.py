@@ -288,6 +288,7 @@ class JournalReader:
             step: Only those of this step.
             limit: At most this many.
         """
+        self._soundness.require_structure()
         trainer_log_probs: dict[int, dict[tuple[str, int], bytes]] = {}
         for values in self._rows(_SAMPLES, int(purpose), step, limit):
             row: dict[str, Any] = dict(zip(_SAMPLE_COLUMNS, values, strict=True))

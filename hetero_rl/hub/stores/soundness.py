@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
+from hetero_rl.errors import DamagedJournalError
 from hetero_rl.hub.stores.connection import SQLITE_ERRORS, storage_error
 from hetero_rl.hub.stores.journal_check import (
     DamagedRow,
@@ -33,6 +34,7 @@ class Soundness:
         self._connection = connection
         self._path = path
         self._sums = sums
+        self._structure: list[str] | None = None
         self._groups: dict[str, bool] = {}
         self._commits: dict[int, bool] = {}
 
@@ -45,6 +47,19 @@ class Soundness:
         except SQLITE_ERRORS as error:
             raise storage_error(error, self._path) from error
         return tuple(found)
+
+    def require_structure(self) -> None:
+        """Raises DamagedJournalError unless pages, tables and indexes agree: rows can only be judged where they are found."""
+        if self._structure is None:
+            try:
+                self._structure = structural_damage(self._connection)
+            except SQLITE_ERRORS as error:
+                raise storage_error(error, self._path) from error
+        if self._structure:
+            raise DamagedJournalError(
+                f"{self._path} is damaged: {'; '.join(self._structure[:3])}; "
+                "see docs/operations.md, section Damaged journals"
+            )
 
     def of_group(self, group_id: str) -> bool:
         """Whether a group, its prompt and its completions are as they were written."""
