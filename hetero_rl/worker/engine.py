@@ -158,7 +158,12 @@ class Engine(ABC):
         """
         from hetero_rl.weights.low_rank import merged_tensors
 
-        await self.load_weights(merged_tensors(base, adapters), version)
+        await self.load_weights(merged_tensors(base, adapters, self.adapted_type), version)
+
+    @property
+    def adapted_type(self) -> "torch.dtype | None":
+        """Type to which `load_adapted` rounds W + s B A, best the one computed in; None is that of the base as published."""
+        return None
 
     @property
     def early_weights(self) -> EarlyWeights | None:

@@ -277,7 +277,7 @@ def _taker(
 ) -> "TensorTaker | None":
     """Where the tensors of a manifest go as soon as they are verified: none but the last one's are loaded.
 
-    The base of adapters is frozen: an engine that computes with it has it.
+    Of adapters on a base none is loaded as it comes: they are added to it.
     """
     if early is None:
         return None

@@ -459,3 +459,15 @@ async def test_adapters_that_do_not_fit_leave_the_old_weights_serving(adapting, 
         await adapting.load_adapted(base, adapters(base, 2, **defect), 3)
     assert adapting.loaded_version == 2
     assert await scored(adapting, [list(PROMPT)]) == before
+
+
+async def test_a_base_in_bfloat16_costs_no_precision_where_more_is_computed_with(adapting, subject):
+    base = [(name, tensor.bfloat16()) for name, tensor in subject.state(1)]
+    added = adapters(base, 5)
+    await adapting.load_adapted(base, added, 2)
+    found = await scored(adapting, [list(PROMPT)])
+    computed_in = adapting.adapted_type or torch.bfloat16
+    await adapting.load_weights(merged_tensors(base, added, computed_in), 3)
+    assert await scored(adapting, [list(PROMPT)]) == found
+    if adapting.numerics().engine != "scripted":
+        assert computed_in is torch.float32

@@ -18,7 +18,7 @@ from hetero_rl.wire.messages import (
     WeightEncoding,
 )
 from hetero_rl.worker.emulations import find_emulation
-from hetero_rl.worker.engine import Completion, Engine, EngineSettings
+from hetero_rl.worker.engine import Completion, EarlyWeights, Engine, EngineSettings
 from hetero_rl.worker.engines.transformers.emulation import emulate_activations, round_weights
 from hetero_rl.worker.engines.transformers.forward import Forward
 from hetero_rl.worker.engines.transformers.model import (
@@ -149,9 +149,19 @@ class TransformersEngine(Engine):
 
     @override
     async def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        new = await asyncio.to_thread(self._weights.new_weights, tensors)
+        new = await asyncio.to_thread(self._weights.new_weights, tensors, version)
         await asyncio.wrap_future(self._scheduler.load(lambda: self._replace_weights(new), version))
         self._serving = True
+
+    @property
+    @override
+    def early_weights(self) -> EarlyWeights | None:
+        return self._weights if self._weights.has_spare_tensors else None
+
+    @property
+    @override
+    def adapted_type(self) -> torch.dtype:
+        return self._forward.dtype
 
     @property
     @override

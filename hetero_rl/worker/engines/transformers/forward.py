@@ -34,6 +34,7 @@ class Forward:
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._attention_kinds = _attention_kinds(self._config)
         self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
         self.vocabulary_size: int = self._config.vocab_size
         self.max_positions: int = getattr(self._config, "max_position_embeddings", None) or 2**20
 

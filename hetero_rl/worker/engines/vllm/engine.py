@@ -240,6 +240,11 @@ class VllmEngine(Engine):
 
     @property
     @override
+    def adapted_type(self) -> torch.dtype:
+        return DATA_TYPES[self._settings.dtype]
+
+    @property
+    @override
     def loaded_version(self) -> int:
         return self._version
 
