@@ -29,9 +29,14 @@ class Served:
         self._process = process
 
     @property
+    def process_id(self) -> int:
+        """Of the process."""
+        return self._process.pid or 0
+
+    @property
     def cpu_seconds(self) -> float:
         """What the process has computed so far."""
-        return cpu_seconds(self._process.pid or 0)
+        return cpu_seconds(self.process_id)
 
 
 def cpu_seconds(process_id: int) -> float:

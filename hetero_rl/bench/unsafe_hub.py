@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from hetero_rl.config.tree import Config
+from hetero_rl.freed_memory import keep_freed_memory
 from hetero_rl.hub.handlers import results
-from hetero_rl.hub.memory import keep_freed_memory
 from hetero_rl.hub.memory_blobs import MemoryBlobStore
 from hetero_rl.hub.server import ADDRESS_FILE, hub_settings, running_hub
 from hetero_rl.hub.stores import sqlite_groups, sqlite_results

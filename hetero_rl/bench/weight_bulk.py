@@ -21,6 +21,7 @@ from pathlib import Path
 
 from hetero_rl.bench.processes import Served, running_hub_process, served
 from hetero_rl.bench.schema import Figure
+from hetero_rl.freed_memory import keep_freed_memory
 from hetero_rl.wire.blocking_clients import TrainingClient
 from hetero_rl.wire.clients import WeightClient
 from hetero_rl.wire.messages import (
@@ -46,6 +47,7 @@ Contenders = dict[str, tuple[Served, Callable[[], int]]]
 
 def bulk_figures(*, quick: bool = False) -> list[Figure]:
     """CPU seconds per GB over Arrow Flight's, and both of them; without pyarrow only those of the hub."""
+    keep_freed_memory()  # as workers and relays do
     size = _QUICK_BYTES if quick else _BYTES
     pairs = 2 if quick else _PAIRS
     with tempfile.TemporaryDirectory(prefix="bench-bulk-") as scratch, contextlib.ExitStack() as stack:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from hetero_rl.config.tree import Config
+from hetero_rl.freed_memory import keep_freed_memory
 from hetero_rl.hub.lock import RunLock
-from hetero_rl.hub.memory import keep_freed_memory
 from hetero_rl.hub.server import running_local_hub
 from hetero_rl.metrics.exporter import exporting
 from hetero_rl.metrics.hub import hub_readings

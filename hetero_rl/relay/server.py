@@ -18,6 +18,7 @@ import grpc.aio
 
 from hetero_rl.config.tree import Config, SecurityConfig
 from hetero_rl.errors import ConfigError, StorageError
+from hetero_rl.freed_memory import keep_freed_memory
 from hetero_rl.hub.callers import Callers
 from hetero_rl.hub.lock import RunLock
 from hetero_rl.hub.servicers.authorization import Authorization
@@ -131,6 +132,7 @@ def serve(config: Config, hub_address: str, directory: Path) -> None:
         ConfigError: See `running_relay`.
         StorageError: See `running_relay`.
     """
+    keep_freed_memory()
     asyncio.run(_serve(config, hub_address, directory))
 
 

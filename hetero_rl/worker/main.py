@@ -21,6 +21,7 @@ import grpc
 from hetero_rl import __version__
 from hetero_rl.config.tree import Config
 from hetero_rl.errors import ConfigError, RefusedError, UnreachableError
+from hetero_rl.freed_memory import keep_freed_memory
 from hetero_rl.launch.lifeline import follow_parent
 from hetero_rl.metrics.exporter import Exporter, exporting
 from hetero_rl.metrics.worker import WorkerReadings
@@ -109,6 +110,7 @@ def run_worker(
         log_to(config.logging.level, config.logging.format, role="worker", worker=worker_name)
     if exit_with_parent:
         follow_parent(options.pacing.drain + options.pacing.flush)
+    keep_freed_memory()
     credentials = channel_credentials(config.security)
     _await_hub(options, credentials)
     asyncio.run(_work(options, credentials))
