@@ -34,8 +34,8 @@ BLOCK = hashlib.shake_256(b"block").digest(MIB)
 PATIENCE = 600.0
 BOUND = SIZE // 2
 """Above chunks under way and the freed memory that threads keep for the next ones: 40 to 130 MiB."""
-HUB_BOUND = 3 * SIZE // 4
-"""Above that and the 96 MiB of chunks that were asked for lately."""
+HUB_BOUND = SIZE
+"""Above that and the 96 MiB of chunks that were asked for lately, and below those with a copy of the blob."""
 FETCHER = Path(__file__).with_name("fetcher.py")
 
 
