@@ -29,8 +29,9 @@ from hetero_rl.bench.processes import running_hub_process, served
 from hetero_rl.bench.schema import Figure
 from hetero_rl.bench.weight_bulk import open_run
 from hetero_rl.bench.weight_updates import Update
+from hetero_rl.weights.changes import encode_delta
 from hetero_rl.weights.full import encode_full, stage_full
-from hetero_rl.weights.held import HeldWeights, encode_delta
+from hetero_rl.weights.held import HeldWeights
 from hetero_rl.wire.blocking_clients import TrainingClient
 from hetero_rl.wire.clients import WeightClient
 from hetero_rl.wire.messages import BlobReference

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hetero_rl.weights.held import HeldWeights, TensorChange
+    from hetero_rl.weights.changes import TensorChange
+    from hetero_rl.weights.held import HeldWeights
     from hetero_rl.weights.rewind import ChangeLog
     from hetero_rl.weights.sparsity import Coding
 
@@ -203,7 +204,7 @@ class Baseline:
         starts = [index for index, delta in enumerate(self._chain) if delta.log.base.version == base_version]
         if self._held is None or not starts:
             return None
-        from hetero_rl.weights.held import merge_deltas
+        from hetero_rl.weights.changes import merge_deltas
         from hetero_rl.weights.rewind import Rewound
 
         chain = self._chain[starts[0] :]
@@ -219,8 +220,8 @@ class Baseline:
         version: int,
         card: ProbeCard | None,
     ) -> EncodedVersion:
+        from hetero_rl.weights.changes import encode_changes
         from hetero_rl.weights.difference import Difference
-        from hetero_rl.weights.held import encode_changes
         from hetero_rl.weights.rewind import ChangeLog
 
         self._directory.mkdir(parents=True, exist_ok=True)

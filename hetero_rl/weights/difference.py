@@ -12,8 +12,9 @@ from typing import Self
 import torch
 
 from hetero_rl.errors import DamagedError
+from hetero_rl.weights.changes import TensorChange, compared, served_tensor
 from hetero_rl.weights.delta import bits_of
-from hetero_rl.weights.held import HeldWeights, TensorChange, compared, served_tensor
+from hetero_rl.weights.held import HeldWeights
 from hetero_rl.weights.tensors import NamedTensor, distinct_tensors, tensor_from_bytes
 
 __all__ = ["Difference"]

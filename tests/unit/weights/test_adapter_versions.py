@@ -155,7 +155,7 @@ class TestDeltas:
 
     @pytest.fixture
     def encode(self, held, tmp_path):
-        from hetero_rl.weights.held import encode_delta
+        from hetero_rl.weights.changes import encode_delta
 
         def encoded(tensors, version=2):
             return encode_delta(held, tensors, tmp_path / f"delta-{version}", version=version, step=version)
@@ -178,7 +178,8 @@ class TestDeltas:
         assert delta.changed["embed"] == 0
 
     def test_a_merged_delta_keeps_what_the_adapters_are(self, held, tmp_path, encode):
-        from hetero_rl.weights.held import HeldWeights, merge_deltas
+        from hetero_rl.weights.changes import merge_deltas
+        from hetero_rl.weights.held import HeldWeights
 
         first = full(tmp_path / "again")
         old = HeldWeights.from_staged(stage_full(first.manifest, [blob.path for blob in first.blobs]))

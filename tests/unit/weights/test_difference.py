@@ -6,9 +6,10 @@ import torch
 pytest.importorskip("numba", reason="the codec extra is not installed")
 
 from hetero_rl.errors import DamagedError
+from hetero_rl.weights.changes import encode_changes
 from hetero_rl.weights.difference import Difference
 from hetero_rl.weights.full import encode_full, encode_full_tensors, stage_full
-from hetero_rl.weights.held import HeldWeights, encode_changes
+from hetero_rl.weights.held import HeldWeights
 from hetero_rl.weights.tensors import raw_bytes
 
 BFLOAT16 = torch.bfloat16

@@ -8,9 +8,10 @@ import torch
 pytest.importorskip("numba", reason="the codec extra is not installed")
 
 from hetero_rl.errors import DamagedError
+from hetero_rl.weights.changes import encode_delta, merge_deltas
 from hetero_rl.weights.digests import state_digest
 from hetero_rl.weights.full import encode_full, stage_full
-from hetero_rl.weights.held import HeldWeights, encode_delta, merge_deltas
+from hetero_rl.weights.held import HeldWeights
 from hetero_rl.weights.tensors import raw_bytes
 from hetero_rl.wire.messages import WeightEncoding
 

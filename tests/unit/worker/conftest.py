@@ -128,7 +128,8 @@ class FakeHub:
         await self._notify()
 
     def _encode_delta(self, state, directory, **fields):
-        from hetero_rl.weights.held import HeldWeights, encode_delta  # needs numba, which few tests do
+        from hetero_rl.weights.changes import encode_delta  # needs numba, which few tests do
+        from hetero_rl.weights.held import HeldWeights
 
         held, base = None, self.versions[self.latest]
         for manifest in plan(0, base.version, tuple(WeightEncoding), list(self.versions.values())):
