@@ -47,6 +47,7 @@ class _Line:
         self.draw = draw
         self.loss = loss
         self.stored = set()
+        """Of the submissions whose receipt was lost; those that were acknowledged are never sent again."""
 
     async def carry(self, submissions, call):
         """Answers of one call, whether it arrived once or twice."""
@@ -83,6 +84,7 @@ class _Line:
     def acknowledged(self, stored):
         samples = {}
         for submission, _ in stored:
+            self.stored.discard((submission.worker.worker_epoch, submission.sequence))
             samples |= sample_digests(submission.results)
         if samples:
             worker = stored[0][0].worker
