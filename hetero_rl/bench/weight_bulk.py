@@ -47,7 +47,8 @@ Contenders = dict[str, tuple[Served, Callable[[], int]]]
 
 def bulk_figures(*, quick: bool = False) -> list[Figure]:
     """CPU seconds per GB over Arrow Flight's, and both of them; without pyarrow only those of the hub."""
-    keep_freed_memory()  # as workers and relays do
+    if not quick:  # a quick run may share its process with whoever asked for it
+        keep_freed_memory()  # as workers and relays do
     size = _QUICK_BYTES if quick else _BYTES
     pairs = 2 if quick else _PAIRS
     with tempfile.TemporaryDirectory(prefix="bench-bulk-") as scratch, contextlib.ExitStack() as stack:

@@ -110,7 +110,6 @@ def run_worker(
         log_to(config.logging.level, config.logging.format, role="worker", worker=worker_name)
     if exit_with_parent:
         follow_parent(options.pacing.drain + options.pacing.flush)
-    keep_freed_memory()
     credentials = channel_credentials(config.security)
     _await_hub(options, credentials)
     asyncio.run(_work(options, credentials))
@@ -132,6 +131,7 @@ def _await_hub(options: WorkerOptions, credentials: grpc.ChannelCredentials | No
 
 
 async def _work(options: WorkerOptions, credentials: grpc.ChannelCredentials | None) -> None:
+    keep_freed_memory()
     largest = options.config.hub.max_message_bytes
     relay_address = options.config.inference.worker.relay
     async with contextlib.AsyncExitStack() as stack:
