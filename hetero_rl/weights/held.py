@@ -192,7 +192,8 @@ class HeldWeights:
             return coded
 
         bits = bits_of(entry.data_type, self._data[entry.name])
-        parts = coder.decode_arriving(entry.data_type, bits, entry.size, read)
+        with seconds.decoding():  # a small tensor is read at once
+            parts = coder.decode_arriving(entry.data_type, bits, entry.size, read)
         while True:
             try:
                 with seconds.decoding():

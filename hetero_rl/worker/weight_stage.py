@@ -84,7 +84,7 @@ class Progress:
             manifests=self.manifests,
             fetched_bytes=self.fetched_bytes,
             fetch_seconds=self.fetch,
-            decode_seconds=self.stages.decode,
+            decode_seconds=max(0.0, self.stages.decode),  # a difference of clock readings
             verify_seconds=self.stages.verify,
             pause_seconds=pause,
             total_seconds=time.perf_counter() - self._started,

@@ -1,6 +1,7 @@
 """Versions in a chain: applied exactly once, bit for bit, or refused by name."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ import torch
 pytest.importorskip("numba", reason="the codec extra is not installed")
 
 from hetero_rl.errors import DamagedError
+from hetero_rl.weights.arrival import FileSource
 from hetero_rl.weights.changes import encode_delta, merge_deltas
 from hetero_rl.weights.digests import state_digest
 from hetero_rl.weights.full import encode_full, stage_full
 from hetero_rl.weights.held import HeldWeights
+from hetero_rl.weights.seconds import StageSeconds
 from hetero_rl.weights.tensors import raw_bytes
 from hetero_rl.wire.messages import WeightEncoding
 
@@ -126,6 +129,33 @@ def test_a_publish_that_was_lost_leaves_the_senders_copy_where_it_was(states, ho
     again = delta(sender, states[2], 3)
     apply(receiver, again)
     assert bits(receiver) == served(states[2])
+
+
+class Late:
+    """A blob whose bytes are waited for."""
+
+    def __init__(self, path, reference):
+        self.file = FileSource(path, reference)
+
+    def read(self, offset, size):
+        time.sleep(0.05)
+        return self.file.read(offset, size)
+
+    def check(self):
+        self.file.check()
+
+
+def test_waiting_for_bytes_is_not_decoding(states, hold, delta):
+    held = hold(states[0])
+    encoded = delta(held, states[1], 2)
+    seconds = StageSeconds()
+    sources = [Late(blob.path, blob.reference) for blob in encoded.blobs]
+    assert sources
+    started = time.perf_counter()
+    held.apply_arriving(encoded.manifest, sources, seconds)
+    passed = time.perf_counter() - started
+    assert bits(held) == served(states[1])
+    assert 0 <= seconds.decode <= passed - 0.05
 
 
 def test_another_version_of_the_same_number_is_refused_by_its_digest(states, hold, delta):
