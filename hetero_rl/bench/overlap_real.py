@@ -74,6 +74,7 @@ heartbeat_seconds = 0.25
 missed_heartbeats = 200
 [inference.worker]
 max_concurrent_sequences = {max_concurrent_sequences}
+ask_ahead = true
 threads = 1
 """
 

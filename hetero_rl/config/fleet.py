@@ -47,6 +47,8 @@ class WorkerConfig(Section):
     """Data type of weights and activations in the engine."""
     weight_update: Literal["in_flight", "drain"] = "in_flight"
     """Load new weights between two tokens, or after running completions end."""
+    ask_ahead: bool = False
+    """Hold work beyond what the engine decodes, so that it never waits for the hub: for workers far away. Groups begin earlier, so lag grows."""
     model_path: str | None = None
     """Own model directory; None takes the files from the hub."""
     engine_options: dict[str, Any] = Field(default_factory=dict)

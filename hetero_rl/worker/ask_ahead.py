@@ -8,6 +8,9 @@ Work is asked for in parts of a size that is worth a question, so one such part 
 part short before the question goes out. And by Little's law the engine ends `capacity * question / generation` completions
 while the question is under way: many where completions are short or the hub is far, none that matter where a completion
 takes a minute and an answer 20 ms. Work held is work that no other worker can begin, so it is held in that proportion.
+
+Only where `inference.worker.ask_ahead` says so: a worker that never pauses is always as far ahead of the trainer as the gate
+allows, and on-policy data is worth more than a few per cent of speed where the hub is near.
 """
 
 from collections import deque
@@ -24,10 +27,12 @@ class AskAhead:
 
     Args:
         capacity: Completions that the engine decodes at once.
+        enabled: Whether anything is held at all.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, enabled: bool = True) -> None:
         self._capacity = capacity
+        self._enabled = enabled
         self._questions: deque[float] = deque(maxlen=_REMEMBERED)
         self._generation: deque[float] = deque(maxlen=_REMEMBERED)
 
@@ -45,7 +50,7 @@ class AskAhead:
         Args:
             part: Completions that are worth a question.
         """
-        if not self._questions or not self._generation:
+        if not self._enabled or not self._questions or not self._generation:
             return 0
         # The shortest question waited least at the hub, the shortest generation least in the engine's queue.
         question, generation = min(self._questions), min(self._generation)

@@ -239,7 +239,8 @@ async def _start(options: WorkerOptions, rollout: RolloutPort, weights: WeightPo
     engine = keeper.engine
     _logger.info("engine started: %s", engine.numerics())
     await link.join(_join_request(options, run, engine))
-    session = Session(link, weights, keeper, run, options.pacing)
+    ask_ahead = options.config.inference.worker.ask_ahead
+    session = Session(link, weights, keeper, run, options.pacing, ask_ahead=ask_ahead)
     return _Started(session, WeightLoop(session, blobs), scratch)
 
 

@@ -61,10 +61,18 @@ class Session:
         keeper: The engine.
         run: What the hub said about the run.
         pacing: Durations.
+        ask_ahead: Whether more work is held than the engine decodes.
     """
 
     def __init__(
-        self, link: Link, weights: WeightPort, keeper: EngineKeeper, run: RunDescription, pacing: Pacing
+        self,
+        link: Link,
+        weights: WeightPort,
+        keeper: EngineKeeper,
+        run: RunDescription,
+        pacing: Pacing,
+        *,
+        ask_ahead: bool = False,
     ) -> None:
         self.link = link
         self.weights = weights
@@ -82,7 +90,7 @@ class Session:
         self.stop_reason = ""
         self.capacity = keeper.engine.capabilities().max_concurrent_sequences
         self.largest_lease = 1
-        self.ahead = AskAhead(self.capacity)
+        self.ahead = AskAhead(self.capacity, enabled=ask_ahead)
         self.numerics_id = keeper.engine.numerics().numerics_id
         self._next_sequence = 1
         self._waiting_completions = 0

@@ -45,3 +45,10 @@ def test_waiting_at_the_hub_and_in_the_engine_does_not_count():
 def test_what_is_long_ago_is_forgotten():
     ahead = measured(100, questions=[0.1] + [1.0] * 8, generations=[100.0])
     assert ahead.held(part=5) == 5 + 10
+
+
+def test_nothing_is_held_by_a_worker_that_does_not_ask_ahead():
+    ahead = AskAhead(128, enabled=False)
+    ahead.note_question(0.2)
+    ahead.note_generation(0.2)
+    assert ahead.held(part=16) == 0

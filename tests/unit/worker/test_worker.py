@@ -512,22 +512,26 @@ async def test_more_is_asked_for_only_when_a_whole_group_fits(hub, fleet):
     assert all(free >= 4 for free in asked)
 
 
-async def test_a_worker_asks_for_more_than_its_engine_decodes_once_it_knows_what_a_question_takes(hub, fleet):
+@pytest.mark.parametrize(("ask_ahead", "most"), [(False, 8), (True, 16)])
+async def test_a_worker_holds_more_than_its_engine_decodes_only_when_it_asks_ahead(
+    hub, fleet, ask_ahead, most
+):
     await hub.publish(1)
     hub.add_groups(40, samples=4, sampling=LONG)
-    granted = []
+    held = []
     lease_work = hub.lease_work
 
     async def watched(worker, **arguments):
         grant = await lease_work(worker, **arguments)
-        granted.append(fleet.engines[0].unfinished_sequences + 4 * len(grant.leases))
+        held.append(fleet.engines[0].unfinished_sequences + 4 * len(grant.leases))
         return grant
 
     hub.lease_work = watched
-    await fleet.serve(capacity=8)
+    await fleet.serve(capacity=8, ask_ahead=ask_ahead)
     assert len(hub.finished) == 40
-    assert granted[0] <= 8
-    assert 8 < max(granted) <= 16
+    assert held[0] <= 8
+    assert (max(held) > 8) is ask_ahead
+    assert max(held) <= most
 
 
 async def test_the_scratch_directory_is_gone_after_an_orderly_end(hub, fleet):
