@@ -25,7 +25,7 @@ from hetero_rl.errors import (
 from hetero_rl.hub.stores.base import ConflictError
 from hetero_rl.hub.stores.cache import RowCache
 from hetero_rl.hub.stores.journal_check import DamagedRow, damaged_rows, structural_damage
-from hetero_rl.hub.stores.log_check import check_log, log_evidence
+from hetero_rl.hub.stores.log_check import LogIndex, check_log, log_evidence
 from hetero_rl.hub.stores.schema import ADDED_COLUMNS, ADDED_TABLES, SCHEMA, SCHEMA_VERSION
 from hetero_rl.hub.stores.sums import SUM_FUNCTION, Sums, sum_of_values
 
@@ -85,11 +85,12 @@ class JournalConnection:
         self._path = path
         before = log_evidence(path)
         with ExitStack() as undo:
+            self._index = undo.enter_context(LogIndex(path))  # goes after the connection
             try:
                 # Opened where the hub starts, used in the thread of its core only.
                 self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
                 undo.callback(self._connection.close)
-                doubt = check_log(self._connection, path, before)
+                doubt = check_log(self._connection, path, self._index, before)
                 self._prepare()
             except SQLITE_ERRORS as error:
                 raise storage_error(error, path) from error
@@ -289,6 +290,8 @@ class JournalConnection:
             self._connection.close()
         except SQLITE_ERRORS as error:
             raise storage_error(error, self._path) from error
+        finally:
+            self._index.close()
 
 
 def _problem(error: Exception, path: Path) -> HeteroRLError:

@@ -6,6 +6,10 @@
 SQLite reads a log up to the first frame whose checksum fails and takes the rest for what a crash left half written. Of a
 commit that was synced this is wrong: the frame was damaged, and everything behind it would be lost without a word. Two things
 tell: commits after the place where the reading ends, and the count in the index that the killed hub left behind.
+
+A process that closes any descriptor of a file loses all of its POSIX locks on that file. Whoever has a journal open must therefore
+never open and close its index: the next program that opened the journal would find nobody's lock, take the index for a left-over and
+empty it under the writer. `LogIndex` keeps the file open for as long as the connection is.
 The files' formats are those of https://www.sqlite.org/walformat.html.
 """
 
@@ -15,10 +19,12 @@ import sqlite3
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
 
 from hetero_rl.errors import DamagedJournalError, StorageError
 
-__all__ = ["LogEvidence", "check_log", "log_evidence", "log_problem"]
+__all__ = ["LogEvidence", "LogIndex", "check_log", "log_evidence", "log_problem"]
 
 _LOG_HEADER = struct.Struct(">8I")  # magic, format, page size, round, two salts, two checksums
 _FRAME_HEADER = struct.Struct(">6I")  # page, size of the file after a commit or 0, two salts, two checksums
@@ -27,6 +33,7 @@ _MAGIC = 0x377F0682
 # In the order of this machine's bytes. The header, which is there twice: version, unused, change, initialised, order of bytes, page size, frames, pages,
 # checksum of the last frame, salts, checksum of the header; then how many frames are in the main file.
 _INDEX_HEADER = struct.Struct("=IIIBBHII2I2I2I")
+_INDEX_SIZE = 2 * _INDEX_HEADER.size + 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,8 +50,39 @@ class LogEvidence:
     """What makes the whole log unreadable."""
 
 
+class LogIndex:
+    """The index of a journal that this process has open. Close it after the connection, never before.
+
+    Args:
+        journal: Path of the journal.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._path = journal.with_name(journal.name + "-shm")
+        self._file: BinaryIO | None = None
+
+    def counted(self) -> int:
+        """Frames of the log that count."""
+        if self._file is None:
+            self._file = self._path.open("rb", buffering=0)
+        return _index_header(os.pread(self._file.fileno(), _INDEX_SIZE, 0))[0]
+
+    def close(self) -> None:
+        """Gives up the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 def log_evidence(journal: Path) -> LogEvidence:
-    """Reads the headers of a journal's log and index; raises StorageError."""
+    """Reads the headers of the log and the index of a journal that this process does not have open; raises StorageError."""
     try:
         return _evidence(journal, *(journal.with_name(journal.name + suffix) for suffix in ("-wal", "-shm")))
     except OSError as error:
@@ -68,12 +106,13 @@ def _evidence(journal: Path, log: Path, index: Path) -> LogEvidence:
     return LogEvidence(commits, counted if same else 0, same and moved, problem)
 
 
-def check_log(connection: sqlite3.Connection, journal: Path, before: LogEvidence) -> str:
+def check_log(connection: sqlite3.Connection, journal: Path, index: LogIndex, before: LogEvidence) -> str:
     """Holds what SQLite made of a log against what was there before.
 
     Args:
         connection: Open on the journal; it has written nothing.
         journal: Path of the journal.
+        index: Of this journal; to be closed after the connection.
         before: From `log_evidence`, before the connection was made.
 
     Returns:
@@ -83,7 +122,7 @@ def check_log(connection: sqlite3.Connection, journal: Path, before: LogEvidence
         DamagedJournalError: Commits are lost.
     """
     connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    read = _index(journal.with_name(journal.name + "-shm"))[0] if before.commits else 0
+    read = index.counted() if before.commits else 0
     problem, doubt = _judge(before, read)
     if problem:
         raise DamagedJournalError(
@@ -163,10 +202,17 @@ def _commits(descriptor: int, size: int, page_size: int, salts: bytes) -> Iterat
 
 
 def _index(file: Path) -> tuple[int, bool, bytes]:
+    """What `_index_header` says of a file that may be missing."""
+    if not file.is_file():
+        return 0, False, b""
+    with file.open("rb") as stream:
+        return _index_header(stream.read(_INDEX_SIZE))
+
+
+def _index_header(content: bytes) -> tuple[int, bool, bytes]:
     """Frames that count by an index, whether the main file has all of them, and the salts of their log."""
-    content = file.read_bytes()[: 2 * _INDEX_HEADER.size + 4] if file.is_file() else b""
     header, copy = content[: _INDEX_HEADER.size], content[_INDEX_HEADER.size : 2 * _INDEX_HEADER.size]
-    if len(content) < 2 * _INDEX_HEADER.size + 4 or header != copy or not _INDEX_HEADER.unpack(header)[3]:
+    if len(content) < _INDEX_SIZE or header != copy or not _INDEX_HEADER.unpack(header)[3]:
         return 0, False, b""
     frames = _INDEX_HEADER.unpack(header)[6]
     (moved,) = struct.unpack_from("=I", content, 2 * _INDEX_HEADER.size)

@@ -1,6 +1,8 @@
 """What can be made again of a damaged journal is made again, and the rest is left alone."""
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 
 import pytest
@@ -13,6 +15,18 @@ from hetero_rl.hub.lock import RunLock
 from hetero_rl.hub.stores.log_check import log_problem
 from hetero_rl.hub.stores.records import GroupState
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
+
+# SQLite's lock on the index of a journal in use. Whoever gets it for itself empties the index.
+_TAKE_INDEX = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as index:
+    try:
+        fcntl.lockf(index, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
+    except BlockingIOError:
+        print("in use")
+    else:
+        print("left over")
+"""
 
 
 @pytest.fixture
@@ -151,6 +165,15 @@ class TestLog:
         assert line.startswith("the readable part of the write-ahead log was taken over")
         notes = [event.message for event in opened().events(0, 100) if event.kind == "note"]
         assert notes == ["event 0", "event 1"]
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="locks of another kind")
+    def test_the_index_of_an_open_journal_is_nobodys_left_over(self, killed, opened):
+        opened()
+        index = killed / "journal.sqlite-shm"
+        seen = subprocess.run(
+            [sys.executable, "-c", _TAKE_INDEX, str(index)], capture_output=True, text=True, check=True
+        )
+        assert seen.stdout == "in use\n"
 
     def test_a_log_that_is_gone_is_told(self, killed, opened):
         (killed / "journal.sqlite-wal").unlink()
