@@ -1,10 +1,14 @@
 """Planted faults are found and named; where none is planted nothing is found."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from hetero_rl.calibration.alternatives import Alternative, explain
+from hetero_rl.calibration.columns import PairColumns
 from hetero_rl.calibration.diagnosis import diagnose, expected_floor
+from hetero_rl.calibration.signatures import constant_bias
 from hetero_rl.reports.findings import Verdict
 
 CHIPS = {"float32": 1e-6, "bfloat16": 0.02}
@@ -163,6 +167,23 @@ class TestWhatTheDataCannotTell:
         finding = diagnose(here.pair(measured), floor=1e-4)
         assert [one.code for one in finding] == ["not_finite"]
         assert finding[0].cause.startswith("2 log-probabilities")
+
+    def test_a_shift_of_certain_tokens_is_no_constant_while_unlikely_ones_are_too_noisy_to_tell(self):
+        # A model that is sure of most tokens, on a chip in low precision: 400 certain tokens 0.0003 nats off, 20 unlikely ones anywhere.
+        certain = -np.tile([0.0005, 0.001, 0.002, 0.004], 100)
+        shift = np.tile([0.0002, 0.0003, 0.0004, 0.0003, 0.0003], 80)
+        unlikely, noise = np.full(20, -2.0), np.linspace(-1.0, 1.0, 20)
+        reference = np.concatenate([certain, unlikely])
+        columns = PairColumns(
+            lengths=np.full(105, 4),
+            reference=reference,
+            measured=reference - np.concatenate([shift, noise]),
+            token_ids=np.arange(420),
+            positions=np.tile(np.arange(4), 105),
+        )
+        assert constant_bias(columns) is None
+        same = dataclasses.replace(columns, measured=reference - 0.0003)
+        assert constant_bias(same).code == "constant_bias"
 
 
 def test_the_matched_filter_weighs_a_fault_exactly(world):
