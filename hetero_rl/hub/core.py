@@ -1,17 +1,17 @@
 """One thread that runs every handler, inside transactions that many callers share.
 
-      asyncio loop                                       core thread
+      asyncio loop                                       core thread                          syncing thread
       servicer ── await core.run(handler) ──► inbox ──►  take everything that waits
         ▲                                                BEGIN
         │                                                  handler 1 ─ ok ─► result
         │                                                  handler 2 ─ refused ─► counted; it had written nothing
         │                                                  handler 3 ─ refused after it wrote ─► ROLLBACK, and all of
         │                                                                 them once more, each in a savepoint
-        │                                                COMMIT  (one fsync for all of them)
-        └── results, refusals, wake-ups by topic ◄────── call_soon_threadsafe
+        │                                                COMMIT ─────────────────────────────► one sync for all commits
+        └── results, refusals, wake-ups by topic ◄──────────────────────────────────────────── that wait
 
-While one commit waits for the disk, the next calls gather in the inbox: the busier the hub, the more of them share a sync.
-A result is seen outside only after its commit: an acknowledgement means that the data is on disk.
+While a transaction runs, the next calls gather in the inbox and share the next one; while the disk syncs, the next commits gather
+and share the next sync (`syncing`). A result is seen outside only after the sync: an acknowledgement means that the data is on disk.
 
 A savepoint copies every page that is written inside, and nearly all handlers check first and write afterwards. So savepoints
 are for the second attempt, which undoes alone what is refused; handlers can run twice, as they do when the disk fails.
@@ -19,9 +19,9 @@ are for the second attempt, which undoes alone what is refused; handlers can run
 Who waits for whom: a servicer waits for its own call, never for another's; the thread waits for the inbox. A long poll is
 not in this picture, it is a servicer that asks again when its topic changed (`Board`). When the disk fails, every call of
 the transaction is tried once more by itself, so that those that write nothing still get their answer and the others get
-the error. A journal that turns out to be damaged ends the hub: `damage` is set, and whoever runs the hub is called.
-Shutdown: `close` puts a last entry into the inbox; what was put before it is still answered; the thread then closes the
-store, and later calls are refused with SHUTTING_DOWN.
+the error. A journal that turns out to be damaged, or a sync that fails, ends the hub: `damage` is set, and whoever runs it is called.
+Shutdown: `close` puts a last entry into the inbox; what was put before it is still answered; the thread then ends the syncing
+thread and closes the store, and later calls are refused with SHUTTING_DOWN.
 """
 
 import asyncio
@@ -43,6 +43,8 @@ from hetero_rl.errors import (
 from hetero_rl.failpoints import reach
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.stores.base import ConflictError
+from hetero_rl.hub.stores.sync_note import MOST_UNSYNCED
+from hetero_rl.hub.syncing import Syncing
 
 __all__ = ["Board", "HubCore"]
 
@@ -100,6 +102,18 @@ class _Call:
     error: BaseException | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Transaction:
+    """Calls that are to be answered together, and whom that wakes."""
+
+    calls: Sequence[_Call]
+    topics: Topic
+    wrote: bool
+
+
+_NOTHING = _Transaction((), Topic(0), wrote=False)
+
+
 class _UndoneTogetherError(Exception):
     """A handler was refused after it had written, and there is no savepoint to go back to."""
 
@@ -120,10 +134,13 @@ class HubCore:
         self._careful = False
         self._thread = threading.Thread(target=self._work, name="hub-core", daemon=True)
         self.board = Board()
-        self.damage: DamagedJournalError | None = None
-        """What made the journal unusable: the hub must end."""
+        self.damage: StorageError | None = None
+        """What made the journal unusable, or left unknown what is on the disk: the hub must end."""
         self.when_damaged: Callable[[], object] = lambda: None
         """Called on the event loop once there is `damage`."""
+        self._syncing: Syncing[_Transaction] = Syncing(
+            context.store.sync, self._answer, self._answer_unsynced, MOST_UNSYNCED
+        )
         self.writable = True
         """Whether the last attempt to write worked. Read by the health service."""
         self._thread.start()
@@ -175,6 +192,7 @@ class HubCore:
             calls, going = self._gather()
             if calls:
                 self._serve(calls)
+        self._syncing.close()
         try:
             self._context.store.close()
         except StorageError:
@@ -194,18 +212,21 @@ class HubCore:
         return calls, False
 
     def _serve(self, calls: Sequence[_Call]) -> None:
-        failure = self._transact(calls)
+        self._syncing.make_room()
+        wrote, failure = self._transact(calls)
         if failure is not None and len(calls) > 1:
+            self._syncing.hand_over(_NOTHING, wrote=False)
             for call in calls:
                 self._serve([call])
             return
         if failure is not None:
             calls[0].error = failure
         topics, self._context.changed = self._context.changed, Topic(0)
-        self._loop.call_soon_threadsafe(self._deliver, calls, topics if failure is None else Topic(0))
+        told = _Transaction(calls, topics if failure is None else Topic(0), wrote)
+        self._syncing.hand_over(told, wrote=wrote)
 
-    def _transact(self, calls: Sequence[_Call]) -> StorageError | None:
-        """Runs the calls in one transaction; returns the error that undid all of them."""
+    def _transact(self, calls: Sequence[_Call]) -> tuple[bool, StorageError | None]:
+        """Runs the calls in one transaction; says whether it wrote anything, and the error that undid all of them."""
         try:
             wrote = self._attempt(calls)
         except StorageError as error:
@@ -214,11 +235,11 @@ class HubCore:
             self._undo()
             if isinstance(error, DamagedJournalError):
                 self._loop.call_soon_threadsafe(self._give_up, error)
-            return error
+            return False, error
         if wrote:
             self._set_writable(works=True)
-            _mark("after_commit_before_ack", calls)
-        return None
+            _mark("after_commit_before_sync", calls)
+        return wrote, None
 
     def _attempt(self, calls: Sequence[_Call]) -> bool:
         """Runs the calls and commits, with savepoints where there is something to undo; says whether anything was written."""
@@ -281,9 +302,23 @@ class HubCore:
         if name:
             self._context.store.count(name)
 
+    # --- in the syncing thread, or the core thread where nothing is to be synced -------------------------------------
+
+    def _answer(self, transaction: _Transaction) -> None:
+        if transaction.wrote:
+            _mark("after_commit_before_ack", transaction.calls)
+        if transaction.calls:
+            self._loop.call_soon_threadsafe(self._deliver, transaction.calls, transaction.topics)
+
+    def _answer_unsynced(self, transaction: _Transaction, failure: StorageError) -> None:
+        for call in transaction.calls:
+            call.error = failure
+        self._loop.call_soon_threadsafe(self._deliver, transaction.calls, Topic(0))
+        self._loop.call_soon_threadsafe(self._give_up, failure)
+
     # --- on the event loop ------------------------------------------------------------------------------------------
 
-    def _give_up(self, damage: DamagedJournalError) -> None:
+    def _give_up(self, damage: StorageError) -> None:
         if self.damage is None:
             self.damage = damage
             self.when_damaged()

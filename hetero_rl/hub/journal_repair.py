@@ -15,7 +15,8 @@ from pathlib import Path
 from hetero_rl.errors import DamagedJournalError, StorageError
 from hetero_rl.hub.lock import RunLock
 from hetero_rl.hub.stores.connection import SQLITE_ERRORS, JournalConnection, storage_error
-from hetero_rl.hub.stores.log_check import LogEvidence, LogIndex, check_log, log_evidence
+from hetero_rl.hub.stores.log_check import LogEvidence, check_log, log_evidence
+from hetero_rl.hub.stores.log_index import LogIndex
 
 __all__ = ["repair_journal"]
 
@@ -72,7 +73,7 @@ def _read_log(path: Path) -> Iterator[str]:
     before = log_evidence(path)
     try:
         with LogIndex(path) as index, closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            doubt = _doubt(connection, path, index, before)
+            doubt = _doubt(path, index, before)
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         if doubt:
             yield f"the readable part of the write-ahead log was taken over ({doubt})"
@@ -80,9 +81,9 @@ def _read_log(path: Path) -> Iterator[str]:
         raise storage_error(error, path) from error
 
 
-def _doubt(connection: sqlite3.Connection, path: Path, index: LogIndex, before: LogEvidence) -> str:
+def _doubt(path: Path, index: LogIndex, before: LogEvidence) -> str:
     try:
-        return check_log(connection, path, index, before)
+        return check_log(path, index, before)
     except DamagedJournalError as error:
         return str(error)
 

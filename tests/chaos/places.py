@@ -15,6 +15,7 @@ _HUB_CALLS = {
 }
 HUB_FAILPOINTS = {
     **{f"before_commit:{name}": most for name, most in _HUB_CALLS.items()},
+    **{f"after_commit_before_sync:{name}": most for name, most in _HUB_CALLS.items()},
     **{f"after_commit_before_ack:{name}": most for name, most in _HUB_CALLS.items()},
     "blob.before_rename": 2,
     "blob.after_rename": 2,

@@ -1,6 +1,6 @@
 """The persistence seam of the hub.
 
-    handler ──► HubStore ──► SqliteStore (journal.sqlite, WAL, synchronous=FULL)
+    handler ──► HubStore ──► SqliteStore (journal.sqlite, WAL)
                         └──► MemoryStore (tests, dry runs)
 
 `tests/contract/hub_store` is the suite that every implementation passes.
@@ -48,9 +48,11 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
 
     Constraints on every implementation:
 
-    - All calls MUST come from one thread, between `begin` and `commit` or `rollback`.
-    - `commit` MUST return only when everything since `begin` survives the death of the process and, for a store on disk,
-      of the machine; it MUST return False without touching the disk when nothing was written.
+    - All calls but `sync` MUST come from one thread, between `begin` and `commit` or `rollback`.
+    - `commit` MUST return only when everything since `begin` survives the death of the process, for a store on disk; it
+      MUST return False without touching the disk when nothing was written.
+    - `sync` MUST return only when every commit that returned before it was called survives the death of the machine, for a store
+      on disk. It may be called from another thread, beside everything else.
     - `rollback` MUST leave exactly what the last `commit` left. An exception out of `nested` MUST undo exactly what was
       done inside it and nothing before.
     - A full disk MUST raise `DiskFullError` and any other failure to write `StorageError`; committed data MUST stay intact.
@@ -70,7 +72,11 @@ class HubStore(ABC):  # ruff: ignore[too-many-public-methods] one method for eac
 
     @abstractmethod
     def commit(self) -> bool:
-        """Makes the transaction durable; says whether anything was written."""
+        """Ends the transaction; says whether anything was written."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Makes what was committed durable; raises StorageError when nobody can say whether it is."""
 
     @abstractmethod
     def rollback(self) -> None:

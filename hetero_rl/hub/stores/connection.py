@@ -1,10 +1,12 @@
 """One SQLite connection with transactions, savepoints and our own errors.
 
-    call thread ──begin──► BEGIN IMMEDIATE ──nested──► SAVEPOINT ... RELEASE | ROLLBACK TO ──commit──► fsync of the WAL
+    call thread ──begin──► BEGIN IMMEDIATE ──nested──► SAVEPOINT ... RELEASE | ROLLBACK TO ──commit──► the log, unsynced
                                put_off ──► rows that wait ──► written before the next other statement, or by commit
 
 Writes that are put off go to SQLite as one statement for the rows of many calls. No statement and no savepoint ever sees the
 journal without them: whatever else is executed comes after them.
+
+A commit outlives the death of the process at once, and that of the machine after the next `sync` (`log_sync`).
 
 Readers (`journal_reader`) open the same file read-only and never block the writer.
 """
@@ -25,7 +27,9 @@ from hetero_rl.errors import (
 from hetero_rl.hub.stores.base import ConflictError
 from hetero_rl.hub.stores.cache import RowCache
 from hetero_rl.hub.stores.journal_check import DamagedRow, damaged_rows, structural_damage
-from hetero_rl.hub.stores.log_check import LogIndex, check_log, log_evidence
+from hetero_rl.hub.stores.log_check import check_log, log_evidence
+from hetero_rl.hub.stores.log_index import LogIndex
+from hetero_rl.hub.stores.log_sync import LogSync
 from hetero_rl.hub.stores.schema import ADDED_COLUMNS, ADDED_TABLES, SCHEMA, SCHEMA_VERSION
 from hetero_rl.hub.stores.sums import SUM_FUNCTION, Sums, sum_of_values
 
@@ -85,16 +89,17 @@ class JournalConnection:
         self._path = path
         before = log_evidence(path)
         with ExitStack() as undo:
-            self._index = undo.enter_context(LogIndex(path))  # goes after the connection
+            index = undo.enter_context(LogIndex(path))  # goes after the connections
             try:
-                # Opened where the hub starts, used in the thread of its core only.
-                self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                doubt = check_log(path, index, before)
+                self._connection = _connect(path)
                 undo.callback(self._connection.close)
-                doubt = check_log(self._connection, path, self._index, before)
                 self._prepare()
+                self.log = LogSync(path, index)
             except SQLITE_ERRORS as error:
                 raise storage_error(error, path) from error
-            undo.pop_all()
+            undo.callback(self.log.close)
+            self._closing = undo.pop_all()
         self._changes_before = 0
         self._waiting: dict[str, list[Row]] = {}
         self.writes = 0
@@ -109,8 +114,8 @@ class JournalConnection:
     def _prepare(self) -> None:
         for pragma in (
             "journal_mode=WAL",
-            "synchronous=FULL",
-            "wal_autocheckpoint=2000",
+            "synchronous=NORMAL",
+            "wal_autocheckpoint=0",
             "cache_size=-32768",
         ):
             self._connection.execute(f"PRAGMA {pragma}")
@@ -147,11 +152,17 @@ class JournalConnection:
         self._changes_before = self._connection.total_changes
 
     def commit(self) -> bool:
-        """Commits; returns after the write-ahead log was synced, at once when nothing was written."""
+        """Commits; durable after the next `sync`. Says whether anything was written."""
         self._write_waiting()
         wrote = self._connection.total_changes != self._changes_before
         self.execute("COMMIT")
+        if wrote:
+            self.log.finish_long_log(self._connection)
         return wrote
+
+    def sync(self) -> None:
+        """Returns when all that was committed before is on the disk; for one thread at a time, of any."""
+        self.log.sync()
 
     def rollback(self) -> None:
         """Undoes the open transaction, if any: SQLite itself ends one on a full disk."""
@@ -287,11 +298,14 @@ class JournalConnection:
     def close(self) -> None:
         """Moves the write-ahead log into the file and closes it."""
         try:
-            self._connection.close()
+            self._closing.close()
         except SQLITE_ERRORS as error:
             raise storage_error(error, self._path) from error
-        finally:
-            self._index.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Opened where the hub starts, used in the thread of its core only.
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
 
 def _problem(error: Exception, path: Path) -> HeteroRLError:

@@ -2,15 +2,14 @@
 
     journal.sqlite-wal    header │ frame │ frame, commit │ frame │ frame │ frame, commit │ frames of an earlier round ...
     journal.sqlite-shm    how many frames counted when the hub last committed; not synced, but it outlives a kill
+    journal.sqlite-synced how many frames were synced for certain (`sync_note`)
 
 SQLite reads a log up to the first frame whose checksum fails and takes the rest for what a crash left half written. Of a
-commit that was synced this is wrong: the frame was damaged, and everything behind it would be lost without a word. Two things
-tell: commits after the place where the reading ends, and the count in the index that the killed hub left behind.
+commit that was synced this is wrong: the frame was damaged, and everything behind it would be lost without a word. Beside a note,
+frames that were synced must be readable; so must all but the last few commits, because no more than these wait for their sync. In a
+journal without one, every commit but the last was synced, and so was all that the index counts.
 
-A process that closes any descriptor of a file loses all of its POSIX locks on that file. Whoever has a journal open must therefore
-never open and close its index: the next program that opened the journal would find nobody's lock, take the index for a left-over and
-empty it under the writer. `LogIndex` keeps the file open for as long as the connection is.
-The files' formats are those of https://www.sqlite.org/walformat.html.
+The file's format is that of https://www.sqlite.org/walformat.html.
 """
 
 import dataclasses
@@ -18,22 +17,18 @@ import os
 import sqlite3
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
 
 from hetero_rl.errors import DamagedJournalError, StorageError
+from hetero_rl.hub.stores.log_index import LogIndex, mark_of_file
+from hetero_rl.hub.stores.sync_note import MOST_UNSYNCED, synced_frames
 
-__all__ = ["LogEvidence", "LogIndex", "check_log", "log_evidence", "log_problem"]
+__all__ = ["LogEvidence", "check_log", "log_evidence", "log_problem"]
 
 _LOG_HEADER = struct.Struct(">8I")  # magic, format, page size, round, two salts, two checksums
 _FRAME_HEADER = struct.Struct(">6I")  # page, size of the file after a commit or 0, two salts, two checksums
 _MAGIC = 0x377F0682
-
-# In the order of this machine's bytes. The header, which is there twice: version, unused, change, initialised, order of bytes, page size, frames, pages,
-# checksum of the last frame, salts, checksum of the header; then how many frames are in the main file.
-_INDEX_HEADER = struct.Struct("=IIIBBHII2I2I2I")
-_INDEX_SIZE = 2 * _INDEX_HEADER.size + 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,41 +39,10 @@ class LogEvidence:
     """Numbers, from 1, of the frames of the log that end a commit of its newest round."""
     counted: int = 0
     """Frames that counted when the index was last written; 0 when it says nothing about this log."""
-    moved: bool = False
-    """Whether the main file has all that counted."""
+    synced: int | None = None
+    """Frames that were synced for certain; None beside a journal without a note, whose commits were synced one by one."""
     problem: str = ""
     """What makes the whole log unreadable."""
-
-
-class LogIndex:
-    """The index of a journal that this process has open. Close it after the connection, never before.
-
-    Args:
-        journal: Path of the journal.
-    """
-
-    def __init__(self, journal: Path) -> None:
-        self._path = journal.with_name(journal.name + "-shm")
-        self._file: BinaryIO | None = None
-
-    def counted(self) -> int:
-        """Frames of the log that count."""
-        if self._file is None:
-            self._file = self._path.open("rb", buffering=0)
-        return _index_header(os.pread(self._file.fileno(), _INDEX_SIZE, 0))[0]
-
-    def close(self) -> None:
-        """Gives up the file."""
-        if self._file is not None:
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def log_evidence(journal: Path) -> LogEvidence:
@@ -90,46 +54,55 @@ def log_evidence(journal: Path) -> LogEvidence:
 
 
 def _evidence(journal: Path, log: Path, index: Path) -> LogEvidence:
-    counted, moved, salts = _index(index)
+    mark = mark_of_file(index)
     size = log.stat().st_size if log.is_file() else 0
     if size <= _LOG_HEADER.size:
-        problem = f"it is gone, and {counted} pages of it counted" if counted and not moved else ""
+        synced = synced_frames(journal, mark.salts)
+        lost = mark.frames if synced is None else synced
+        problem = f"it is gone, and {lost} pages of it counted" if lost and mark.moved < mark.frames else ""
         return LogEvidence((), problem=problem)
     with log.open("rb") as file:
         header = file.read(_LOG_HEADER.size)
         if not _is_header(header):
-            return LogEvidence((), moved=moved, problem="its header is not what was written")
-        page_size, own_salts = _LOG_HEADER.unpack(header)[2], header[16:24]
-        commits = tuple(_commits(file.fileno(), size, page_size, own_salts))
+            return LogEvidence((), problem="its header is not what was written")
+        page_size, salts = _LOG_HEADER.unpack(header)[2], header[16:24]
+        commits = tuple(_commits(file.fileno(), size, page_size, salts))
     problem = "" if not commits or _expects_log(journal) else "the journal's own header says that it has none"
-    same = salts == own_salts
-    return LogEvidence(commits, counted if same else 0, same and moved, problem)
+    counted = mark.frames if mark.salts == salts else 0
+    return LogEvidence(commits, counted, synced_frames(journal, salts), problem)
 
 
-def check_log(connection: sqlite3.Connection, journal: Path, index: LogIndex, before: LogEvidence) -> str:
-    """Holds what SQLite made of a log against what was there before.
+def check_log(journal: Path, index: LogIndex, before: LogEvidence) -> str:
+    """Holds what SQLite makes of a log against what was there before; changes neither.
 
     Args:
-        connection: Open on the journal; it has written nothing.
-        journal: Path of the journal.
-        index: Of this journal; to be closed after the connection.
-        before: From `log_evidence`, before the connection was made.
+        journal: Path of the journal; nobody has it open.
+        index: Of this journal.
+        before: From `log_evidence`.
 
     Returns:
         What may be missing, if that can be told from a crash no more; empty when all is well.
 
     Raises:
         DamagedJournalError: Commits are lost.
+        sqlite3.Error: The journal cannot be read.
     """
-    connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    read = index.counted() if before.commits else 0
-    problem, doubt = _judge(before, read)
+    problem, doubt = _judge(before, _read_by_sqlite(journal, index) if before.commits else 0)
     if problem:
         raise DamagedJournalError(
             f"{journal} is damaged: of its write-ahead log not everything can be read: {problem}; "
             "see docs/operations.md, section Damaged journals"
         )
     return doubt
+
+
+def _read_by_sqlite(journal: Path, index: LogIndex) -> int:
+    # Whoever closes a journal last that could write to it moves what is readable of the log and removes the rest: a hub that refused a
+    # damaged one, and is started again, would find nothing wrong any more.
+    uri = f"{journal.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return index.mark().frames
 
 
 def log_problem(journal: Path) -> str:
@@ -144,13 +117,27 @@ def log_problem(journal: Path) -> str:
 def _judge(before: LogEvidence, read: int) -> tuple[str, str]:
     """What is certainly lost behind frame `read`, and what may be what a crash left half written."""
     lost = [number for number in before.commits if number > read]
+    certain, may_wait = (before.counted, 1) if before.synced is None else (before.synced, MOST_UNSYNCED)
     if before.problem:
         return before.problem, ""
-    if before.counted > read:
-        return f"{before.counted} of its frames counted, {read} are readable", ""
-    if len(lost) > 1:
+    if certain > read:
+        return (
+            f"{certain} of its frames {'counted' if before.synced is None else 'were synced'}, {read} are readable",
+            "",
+        )
+    if len(lost) > may_wait:
         return f"after frame {read} come {len(lost)} commits that cannot be read", ""
-    return "", f"the last commit of the write-ahead log, frame {lost[0]}, is not whole" if lost else ""
+    if lost:
+        return (
+            "",
+            f"the write-ahead log is not whole: commits that end with its frames {', '.join(map(str, lost))} are not",
+        )
+    if before.counted > read:
+        return (
+            "",
+            f"the write-ahead log is not whole: {before.counted} of its frames counted, {read} are readable",
+        )
+    return "", ""
 
 
 def _readable(log: bytes) -> int:
@@ -199,21 +186,3 @@ def _commits(descriptor: int, size: int, page_size: int, salts: bytes) -> Iterat
         frame = os.pread(descriptor, 16, start)
         if frame[8:16] == salts and frame[4:8] != bytes(4):
             yield number
-
-
-def _index(file: Path) -> tuple[int, bool, bytes]:
-    """What `_index_header` says of a file that may be missing."""
-    if not file.is_file():
-        return 0, False, b""
-    with file.open("rb") as stream:
-        return _index_header(stream.read(_INDEX_SIZE))
-
-
-def _index_header(content: bytes) -> tuple[int, bool, bytes]:
-    """Frames that count by an index, whether the main file has all of them, and the salts of their log."""
-    header, copy = content[: _INDEX_HEADER.size], content[_INDEX_HEADER.size : 2 * _INDEX_HEADER.size]
-    if len(content) < _INDEX_SIZE or header != copy or not _INDEX_HEADER.unpack(header)[3]:
-        return 0, False, b""
-    frames = _INDEX_HEADER.unpack(header)[6]
-    (moved,) = struct.unpack_from("=I", content, 2 * _INDEX_HEADER.size)
-    return frames, moved >= frames, header[32:40]

@@ -37,6 +37,9 @@ class MemoryStore(MemoryGroups, MemoryResults, MemorySteps, MemoryFleet, HubStor
         self._before = None
         return wrote
 
+    def sync(self) -> None:
+        """See `HubStore`."""
+
     def rollback(self) -> None:
         """See `HubStore`."""
         if self._before is not None:

@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file in WAL mode, synced at every commit."""
+"""The embedded store: one SQLite file in WAL mode, synced when told to."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -28,6 +28,10 @@ class SqliteStore(GroupTables, ResultTables, StepTables, ScoreTables, FleetTable
     def commit(self) -> bool:
         """See `HubStore`."""
         return self._journal.commit()
+
+    def sync(self) -> None:
+        """See `HubStore`."""
+        self._journal.sync()
 
     def rollback(self) -> None:
         """See `HubStore`."""

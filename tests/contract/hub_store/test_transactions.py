@@ -189,8 +189,8 @@ class TestSqlite:
         with pytest.raises(DamagedError):
             SqliteStore(sqlite_path)
 
-    def test_commits_are_synced(self, sqlite_path):
+    def test_the_log_is_synced_by_the_hub_and_not_by_sqlite(self, sqlite_path):
         store = SqliteStore(sqlite_path)
         assert store._journal.row("PRAGMA journal_mode") == ("wal",)
-        assert store._journal.row("PRAGMA synchronous") == (2,)
+        assert store._journal.row("PRAGMA synchronous") == (1,)
         store.close()

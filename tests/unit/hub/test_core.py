@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from hetero_rl.errors import DamagedJournalError, DiskFullError, RefusedError
+from hetero_rl.errors import DamagedJournalError, DiskFullError, RefusedError, StorageError
 from hetero_rl.hub.clock import SystemClock
 from hetero_rl.hub.core import Board, HubCore
 from hetero_rl.hub.handlers.context import HubContext, HubSettings, Topic
@@ -321,3 +321,17 @@ async def test_a_damaged_journal_is_told_to_whoever_runs_the_hub(tmp_path):
         await called.wait()
         assert str(core.damage) == "journal.sqlite is damaged"
         assert not core.writable
+
+
+async def test_a_failed_sync_acknowledges_nothing_and_ends_the_hub():
+    class Failing(MemoryStore):
+        def sync(self):
+            raise StorageError("the disk is gone")
+
+    called = asyncio.Event()
+    async with running_core(Failing()) as core:
+        core.when_damaged = called.set
+        with pytest.raises(StorageError, match="the disk is gone"):
+            await core.run(bump, "a")
+        await called.wait()
+        assert str(core.damage) == "the disk is gone"

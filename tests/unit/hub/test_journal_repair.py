@@ -12,9 +12,10 @@ from hetero_rl.cli.main import app
 from hetero_rl.errors import DamagedJournalError, StorageError
 from hetero_rl.hub.journal_repair import repair_journal
 from hetero_rl.hub.lock import RunLock
-from hetero_rl.hub.stores.log_check import log_problem
+from hetero_rl.hub.stores.log_check import log_evidence, log_problem
 from hetero_rl.hub.stores.records import GroupState
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
+from hetero_rl.hub.stores.sync_note import MOST_UNSYNCED, synced_frames
 
 # SQLite's lock on the index of a journal in use. Whoever gets it for itself empties the index.
 _TAKE_INDEX = """
@@ -27,6 +28,10 @@ with open(sys.argv[1], "r+b") as index:
     else:
         print("left over")
 """
+
+
+_LOG_HEADER_BYTES = 32
+_FRAME_BYTES = 24 + 4096
 
 
 @pytest.fixture
@@ -140,31 +145,89 @@ def test_a_missing_journal_is_named(tmp_path):
 
 class TestLog:
     @pytest.fixture
-    def killed(self, run, make_hub, tmp_path):
-        """The files of a hub that was killed after it had committed three times more."""
+    def leave(self, run, make_hub):
+        """Leaves what a hub does that was killed after so many commits more, of which so many were synced."""
         source = run / "hub"
-        store = SqliteStore(source / "journal.sqlite")
-        hub = make_hub(store)
-        for number in range(3):
-            hub(lambda context, number=number: context.event("note", f"event {number}"))
-        files = {file.name: file.read_bytes() for file in source.glob("journal.sqlite*")}
-        store.close()
-        for name, content in files.items():
-            (source / name).write_bytes(content)
-        return source
 
-    def test_a_flipped_bit_is_told_and_the_part_before_it_is_taken_over(self, killed, opened):
-        log = killed / "journal.sqlite-wal"
-        content = bytearray(log.read_bytes())
-        content[-5000] ^= 4
-        log.write_bytes(content)
-        with pytest.raises(DamagedJournalError, match=r"write-ahead log .* of its frames counted"):
-            opened()
-        log.write_bytes(content)
+        def commit_and_die(commits, synced):
+            store = SqliteStore(source / "journal.sqlite")
+            hub = make_hub(store)
+            for number in range(commits):
+                if number == synced:
+                    store.sync()
+                hub(lambda context, number=number: context.event("note", f"event {number}"))
+            files = {file.name: file.read_bytes() for file in source.glob("journal.sqlite*")}
+            store.close()
+            for name, content in files.items():
+                (source / name).write_bytes(content)
+            return source
+
+        return commit_and_die
+
+    @pytest.fixture
+    def killed(self, leave):
+        """The files of a hub that was killed after it had committed three times more, and synced the first two."""
+        return leave(3, 2)
+
+    @pytest.fixture
+    def flip(self, killed):
+        """Flips a bit of the last frame of a commit, counted from the last one, -1."""
+        log, commits = killed / "journal.sqlite-wal", log_evidence(killed / "journal.sqlite").commits
+
+        def in_commit(number):
+            content = bytearray(log.read_bytes())
+            content[_LOG_HEADER_BYTES + commits[number] * _FRAME_BYTES - 1] ^= 4
+            log.write_bytes(content)
+
+        return in_commit
+
+    def test_a_flipped_bit_of_what_was_synced_is_refused_and_the_part_before_it_is_taken_over(
+        self, killed, flip, opened
+    ):
+        flip(-2)
+        for _ in range(2):  # a hub that is started again and again must not find it mended
+            with pytest.raises(DamagedJournalError, match=r"write-ahead log .* of its frames were synced"):
+                opened()
         (line,) = repair_journal(killed)
         assert line.startswith("the readable part of the write-ahead log was taken over")
         notes = [event.message for event in opened().events(0, 100) if event.kind == "note"]
-        assert notes == ["event 0", "event 1"]
+        assert notes == ["event 0"]
+
+    def test_a_lost_commit_that_was_never_synced_is_told(self, flip, opened):
+        flip(-1)
+        store = opened()
+        (told,) = store.take_damage()
+        assert told.startswith("the write-ahead log is not whole: commits that end with its frames")
+        assert [event.message for event in store.events(0, 100) if event.kind == "note"] == [
+            "event 0",
+            "event 1",
+        ]
+
+    def test_without_a_note_all_that_the_index_counts_was_synced(self, killed, flip, opened):
+        (killed / "journal.sqlite-synced").unlink()
+        flip(-1)
+        with pytest.raises(DamagedJournalError, match=r"write-ahead log .* of its frames counted"):
+            opened()
+
+    def test_a_note_of_another_round_or_a_damaged_one_promises_nothing(self, killed):
+        journal = killed / "journal.sqlite"
+        salts = (killed / "journal.sqlite-wal").read_bytes()[16:24]
+        assert synced_frames(journal, salts) > 0
+        assert synced_frames(journal, bytes(8)) == 0
+        note = bytearray((killed / "journal.sqlite-synced").read_bytes())
+        note[-6] ^= 1
+        (killed / "journal.sqlite-synced").write_bytes(note)
+        assert synced_frames(journal, salts) == 0
+
+    def test_more_lost_commits_than_may_wait_for_a_sync_are_damage(self, leave):
+        directory = leave(MOST_UNSYNCED + 2, 1)
+        log, commits = directory / "journal.sqlite-wal", log_evidence(directory / "journal.sqlite").commits
+        content = bytearray(log.read_bytes())
+        content[_LOG_HEADER_BYTES + commits[1] * _FRAME_BYTES - 1] ^= 4
+        log.write_bytes(content)
+        assert f"come {MOST_UNSYNCED + 1} commits that cannot be read" in log_problem(
+            directory / "journal.sqlite"
+        )
 
     @pytest.mark.skipif(sys.platform == "win32", reason="locks of another kind")
     def test_the_index_of_an_open_journal_is_nobodys_left_over(self, killed, opened):
@@ -180,16 +243,17 @@ class TestLog:
         with pytest.raises(DamagedJournalError, match="it is gone"):
             opened()
 
-    def test_a_flipped_bit_is_told_to_whoever_checks(self, killed):
-        assert not log_problem(killed / "journal.sqlite")
-        log = killed / "journal.sqlite-wal"
+    def test_a_flipped_bit_is_told_to_whoever_checks(self, killed, flip):
+        journal, log = killed / "journal.sqlite", killed / "journal.sqlite-wal"
+        assert not log_problem(journal)
+        flip(-1)
+        assert "is not whole" in log_problem(journal)
+        flip(-2)
+        assert "of its frames were synced" in log_problem(journal)
         content = bytearray(log.read_bytes())
-        content[-1] ^= 1
-        log.write_bytes(content)
-        assert "of its frames counted" in log_problem(killed / "journal.sqlite")
         content[20] ^= 1
         log.write_bytes(content)
-        assert "its header is not what was written" in log_problem(killed / "journal.sqlite")
+        assert "its header is not what was written" in log_problem(journal)
 
 
 class TestCommands:
