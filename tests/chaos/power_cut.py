@@ -26,6 +26,7 @@ _LONGEST_RUN = 1800.0
 _SOURCE = Path(__file__).with_name("record_syncs.c")
 _COMPILER = shutil.which("cc")
 _REBUILT = ("-shm",)  # shared memory of SQLite: made anew by whoever opens the journal first
+_SHARE_AFTER_A_WHILE = 0.5
 _BYTES_BETWEEN_CUTS = (500, 6_000)  # of history
 
 
@@ -117,7 +118,8 @@ class PowerCuts(Campaign):
 
     def cut(self):
         """Everybody dies at once, and what was not synced is gone."""
-        time.sleep(self.draw.uniform(0.0, 0.3))
+        if self.draw.random() < _SHARE_AFTER_A_WHILE:  # the others strike right after an acknowledgement
+            time.sleep(self.draw.uniform(0.0, 0.3))
         for child in self.children.values():
             child.kill()
         restore(self.directory, self.shadow)

@@ -44,7 +44,8 @@ from hetero_rl.wire.messages import (
 __all__ = ["JOURNAL", "Image", "Scribe", "contents", "make_images"]
 
 JOURNAL = "journal.sqlite"
-_SUFFIXES = ("", "-wal", "-shm")
+_INDEX = "-shm"
+_SUFFIXES = ("", "-wal", "-synced", _INDEX)
 _SAMPLING = SamplingParameters(max_new_tokens=512, stop_token_ids=(2,))
 _DIGESTS = ModelDigests(config="c" * 64, tokenizer="d" * 64)
 _NUMERICS = NumericsRecord(
@@ -69,6 +70,8 @@ class Image:
     directory: object
     states: tuple
     """What the journal said after each commit that its log may be cut back to; the last one is what it says."""
+    unsynced: bool
+    """Whether only the first of `states` was acknowledged: the machine lost its power before the others were synced."""
     submissions: tuple
     """Every submission that was acknowledged."""
 
@@ -89,11 +92,14 @@ class Scribe:
         self.submissions = []
         self.keys = set()
         self.states = []
+        self.syncs = True
 
     def __call__(self, handler, *arguments, **named):
         self.store.begin()
         result = handler(self.context, *arguments, **named)
         self.store.commit()
+        if self.syncs:
+            self.store.sync()
         self.store.begin()
         self.states.append(contents(self.store, self.keys))
         self.store.commit()
@@ -156,7 +162,7 @@ class Scribe:
 
 
 def make_images(directory, draw):
-    """Journals as a hub leaves them that ended, was killed, or whose machine lost its power."""
+    """Journals as a hub leaves them that ended, was killed, or whose machine lost its power, before or after the last sync."""
     directory.mkdir(parents=True)
     path = directory / "site" / JOURNAL
     path.parent.mkdir()
@@ -174,9 +180,15 @@ def make_images(directory, draw):
         _image("killed", scribe, directory, since),
         _image("power", scribe, directory, since, index=False),
     ]
+    acknowledged = len(scribe.states) - 1
+    scribe.syncs = False
+    scribe.publish(3)
+    scribe.publish(4)
+    images.append(_image("unsynced", scribe, directory, acknowledged, index=False, unsynced=True))
+    scribe.syncs = True
     _move_log(scribe, "RESTART")
     since = len(scribe.states) - 1
-    scribe.publish(3)
+    scribe.publish(5)
     scribe.generate(range(6, 8))
     images.append(_image("log begun again", scribe, directory, since))
     scribe.store.close()
@@ -189,14 +201,14 @@ def _move_log(scribe, mode):
     assert not busy
 
 
-def _image(name, scribe, directory, since, index=True):
+def _image(name, scribe, directory, since, *, index=True, unsynced=False):
     target = directory / name.replace(" ", "_")
     target.mkdir()
-    for suffix in _SUFFIXES if index else _SUFFIXES[:2]:
+    for suffix in _SUFFIXES:
         file = directory / "site" / (JOURNAL + suffix)
-        if file.exists():
+        if file.exists() and (index or suffix != _INDEX):
             shutil.copyfile(file, target / file.name)
-    return Image(name, target, tuple(scribe.states[since:]), tuple(scribe.submissions))
+    return Image(name, target, tuple(scribe.states[since:]), unsynced, tuple(scribe.submissions))
 
 
 _READS = {

@@ -32,7 +32,7 @@ def test_damaged_journals_of_one_seed_are_refused_or_told_or_harmless(tmp_path):
     assert {"identical", "refused", "told"} <= outcomes
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_a_journal_that_nobody_damaged_says_everything(images, tmp_path, number):
     image = images[number]
     store = SqliteStore(image.copy_to(tmp_path / "case"))

@@ -21,8 +21,8 @@ from contextlib import closing
 from pathlib import Path
 
 from hetero_rl.errors import DamagedJournalError, StorageError
-from hetero_rl.hub.stores.log_index import LogIndex, mark_of_file
-from hetero_rl.hub.stores.sync_note import MOST_UNSYNCED, synced_frames
+from hetero_rl.hub.stores.log_index import LogIndex, LogMark, mark_of_file
+from hetero_rl.hub.stores.sync_note import MOST_UNSYNCED, read_note
 
 __all__ = ["LogEvidence", "check_log", "log_evidence", "log_problem"]
 
@@ -54,13 +54,10 @@ def log_evidence(journal: Path) -> LogEvidence:
 
 
 def _evidence(journal: Path, log: Path, index: Path) -> LogEvidence:
-    mark = mark_of_file(index)
+    mark, note = mark_of_file(index), read_note(journal)
     size = log.stat().st_size if log.is_file() else 0
     if size <= _LOG_HEADER.size:
-        synced = synced_frames(journal, mark.salts)
-        lost = mark.frames if synced is None else synced
-        problem = f"it is gone, and {lost} pages of it counted" if lost and mark.moved < mark.frames else ""
-        return LogEvidence((), problem=problem)
+        return LogEvidence((), problem=_loss_of_all(mark, note, gone=not log.is_file()))
     with log.open("rb") as file:
         header = file.read(_LOG_HEADER.size)
         if not _is_header(header):
@@ -69,7 +66,17 @@ def _evidence(journal: Path, log: Path, index: Path) -> LogEvidence:
         commits = tuple(_commits(file.fileno(), size, page_size, salts))
     problem = "" if not commits or _expects_log(journal) else "the journal's own header says that it has none"
     counted = mark.frames if mark.salts == salts else 0
-    return LogEvidence(commits, counted, synced_frames(journal, salts), problem)
+    synced = None if note is None else note[1] if note[0] == salts else 0
+    return LogEvidence(commits, counted, synced, problem)
+
+
+def _loss_of_all(mark: LogMark, note: tuple[bytes, int] | None, *, gone: bool) -> str:
+    """What is wrong with an empty log, or with none: whoever closes a journal last removes it, and leaves the note."""
+    salts, synced = (mark.salts, mark.frames) if note is None else note
+    known = mark.salts == salts and mark.frames > 0
+    if not synced or (known and mark.moved >= mark.frames) or (gone and not known):
+        return ""
+    return f"it is {'gone' if gone else 'empty'}, and {synced} pages of it counted"
 
 
 def check_log(journal: Path, index: LogIndex, before: LogEvidence) -> str:

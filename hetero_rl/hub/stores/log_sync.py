@@ -58,6 +58,7 @@ class LogSync:
             self._undo = undo.pop_all()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._checkpoint = self._thread.submit(lambda: None)
+        self.sync()  # what was noted of an earlier log must not be held against this one
 
     def sync(self) -> None:
         """Returns when everything that was committed before is on the disk. For one thread at a time.

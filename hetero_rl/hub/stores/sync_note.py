@@ -15,7 +15,7 @@ from typing import Self
 
 from hetero_rl.files import sync_directory
 
-__all__ = ["MOST_UNSYNCED", "SyncNote", "synced_frames"]
+__all__ = ["MOST_UNSYNCED", "SyncNote", "read_note"]
 
 MOST_UNSYNCED = 4
 """Commits that may wait for their sync, and that a power cut may take."""
@@ -54,17 +54,17 @@ class SyncNote:
         self.close()
 
 
-def synced_frames(journal: Path, salts: bytes) -> int | None:
-    """Frames of a round of the log that were synced for certain; None beside a journal that never had a note."""
+def read_note(journal: Path) -> tuple[bytes, int] | None:
+    """Salts of a round of the log and frames of it that were synced for certain, none when damaged; None without a note."""
     path = _path(journal)
     if not path.is_file():
         return None
     content = path.read_bytes()
     note, found = content[: _NOTE.size], content[_NOTE.size :]
     if len(content) != _NOTE.size + _SUM.size or _SUM.unpack(found)[0] != zlib.crc32(note):
-        return 0
-    noted_salts, frames = _NOTE.unpack(note)
-    return int(frames) if noted_salts == salts else 0
+        return b"", 0
+    salts, frames = _NOTE.unpack(note)
+    return salts, frames
 
 
 def _path(journal: Path) -> Path:

@@ -15,7 +15,7 @@ from hetero_rl.hub.lock import RunLock
 from hetero_rl.hub.stores.log_check import log_evidence, log_problem
 from hetero_rl.hub.stores.records import GroupState
 from hetero_rl.hub.stores.sqlite_store import SqliteStore
-from hetero_rl.hub.stores.sync_note import MOST_UNSYNCED, synced_frames
+from hetero_rl.hub.stores.sync_note import MOST_UNSYNCED
 
 # SQLite's lock on the index of a journal in use. Whoever gets it for itself empties the index.
 _TAKE_INDEX = """
@@ -209,15 +209,23 @@ class TestLog:
         with pytest.raises(DamagedJournalError, match=r"write-ahead log .* of its frames counted"):
             opened()
 
-    def test_a_note_of_another_round_or_a_damaged_one_promises_nothing(self, killed):
-        journal = killed / "journal.sqlite"
-        salts = (killed / "journal.sqlite-wal").read_bytes()[16:24]
-        assert synced_frames(journal, salts) > 0
-        assert synced_frames(journal, bytes(8)) == 0
+    def test_a_damaged_note_promises_nothing(self, killed):
+        assert log_evidence(killed / "journal.sqlite").synced > 0
         note = bytearray((killed / "journal.sqlite-synced").read_bytes())
         note[-6] ^= 1
         (killed / "journal.sqlite-synced").write_bytes(note)
-        assert synced_frames(journal, salts) == 0
+        assert log_evidence(killed / "journal.sqlite").synced == 0
+
+    def test_an_emptied_log_is_told_also_after_a_power_cut(self, killed, opened):
+        (killed / "journal.sqlite-shm").unlink()
+        (killed / "journal.sqlite-wal").write_bytes(b"")
+        with pytest.raises(DamagedJournalError, match="it is empty"):
+            opened()
+
+    def test_a_note_of_an_earlier_log_is_not_held_against_a_new_one(self, leave):
+        directory = leave(0, 0)
+        (directory / "journal.sqlite-shm").unlink()
+        assert not log_problem(directory / "journal.sqlite")
 
     def test_more_lost_commits_than_may_wait_for_a_sync_are_damage(self, leave):
         directory = leave(MOST_UNSYNCED + 2, 1)
