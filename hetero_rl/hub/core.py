@@ -44,7 +44,7 @@ from hetero_rl.failpoints import reach
 from hetero_rl.hub.handlers.context import HubContext, Topic
 from hetero_rl.hub.stores.base import ConflictError
 from hetero_rl.hub.stores.sync_note import MOST_UNSYNCED
-from hetero_rl.hub.syncing import Syncing
+from hetero_rl.hub.syncing import Syncing, SyncTally
 
 __all__ = ["Board", "HubCore"]
 
@@ -144,6 +144,11 @@ class HubCore:
         self.writable = True
         """Whether the last attempt to write worked. Read by the health service."""
         self._thread.start()
+
+    @property
+    def syncs(self) -> SyncTally:
+        """What waiting for the disk has cost so far."""
+        return self._syncing.tally
 
     async def run(
         self, handler: Callable[Concatenate[HubContext, P], T], *args: P.args, **kwargs: P.kwargs

@@ -18,14 +18,23 @@ Shutdown: `close`, called by the core thread when it has no more to do, answers 
 import dataclasses
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from hetero_rl.errors import StorageError
 
-__all__ = ["Syncing"]
+__all__ = ["SyncTally", "Syncing"]
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SyncTally:
+    """What syncs have cost since the start."""
+
+    syncs: int = 0
+    seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +72,8 @@ class Syncing(Generic[T]):
         self._under_way = 0
         """Answers handed over and not yet delivered; under the lock."""
         self._failure: StorageError | None = None
+        self.tally = SyncTally()
+        """Replaced by the syncing thread after each sync."""
         self._thread = threading.Thread(target=self._work, name="hub-sync", daemon=True)
         self._thread.start()
 
@@ -117,10 +128,12 @@ class Syncing(Generic[T]):
         return waiting, False
 
     def _attempt(self) -> StorageError | None:
+        started = time.perf_counter()
         try:
             self._sync()
         except StorageError as error:
             return error
+        self.tally = SyncTally(self.tally.syncs + 1, self.tally.seconds + time.perf_counter() - started)
         return None
 
     def _hand_on(self, answers: _Answers[T]) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hetero_rl.hub.syncing import SyncTally
 from hetero_rl.metrics.catalogue import MOST_WORKERS, Reading, declare
 from hetero_rl.observe.scaling import ScaleHint, scale_hint
 from hetero_rl.wire.messages import Event, QueueCounts, RunStatus, WorkerSummary
@@ -23,6 +24,12 @@ _WORKER = ("worker", "backend")
 
 _UPTIME = declare("hetero_rl_hub_uptime_seconds", "Seconds since the hub started.")
 _WRITABLE = declare("hetero_rl_hub_journal_writable", "1 while the journal takes writes.")
+_SYNCS = declare(
+    "hetero_rl_hub_journal_syncs_total", "Syncs of the journal; all commits that wait share one."
+)
+_SYNC_SECONDS = declare(
+    "hetero_rl_hub_journal_sync_seconds_total", "Seconds of these syncs; acknowledgements wait for them."
+)
 _CONNECTED = declare("hetero_rl_hub_trainer_connected", "1 while a trainer is connected.")
 _RUN = declare("hetero_rl_run_info", "1 for the run that is open.", ["run_id"])
 _STEP = declare("hetero_rl_run_step", "Optimizer steps committed.")
@@ -66,6 +73,8 @@ class FleetState:
     """After the position that was asked for, oldest first; all of them."""
     writable: bool | None = None
     """Whether the journal takes writes; None where only the hub itself knows."""
+    syncs: SyncTally | None = None
+    """What syncs of the journal have cost; likewise."""
 
 
 def state_of(fleet: FleetPort, after_sequence: int) -> FleetState:
@@ -114,6 +123,9 @@ def fleet_readings(state: FleetState, event_kinds: Mapping[str, int]) -> Iterato
     yield _UPTIME(status.uptime)
     if state.writable is not None:
         yield _WRITABLE(state.writable)
+    if state.syncs is not None:
+        yield _SYNCS(state.syncs.syncs)
+        yield _SYNC_SECONDS(state.syncs.seconds)
     yield _CONNECTED(status.trainer_connected)
     if status.run is not None:
         yield _RUN(1, status.run.run_id)

@@ -28,4 +28,5 @@ async def _state(core: HubCore, after_sequence: int) -> FleetState:
         workers=await core.run(list_workers, include_gone=True),
         events=tuple(events),
         writable=core.writable,
+        syncs=core.syncs,
     )

@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hetero_rl.errors import StorageError
-from hetero_rl.hub.stores.log_index import NO_LOG, LogIndex
+from hetero_rl.hub.stores.log_index import NO_LOG, LogIndex, LogMark
 from hetero_rl.hub.stores.sync_note import SyncNote
 
 __all__ = ["LogSync"]
@@ -55,6 +55,8 @@ class LogSync:
             """That of the checkpoints."""
             undo.callback(self.connection.close)
             self.connection.execute("PRAGMA synchronous=NORMAL")
+            # A connection that has read nothing knows of no log, and its checkpoints do nothing.
+            self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             self._undo = undo.pop_all()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._checkpoint = self._thread.submit(lambda: None)
@@ -66,8 +68,8 @@ class LogSync:
         Raises:
             StorageError: The disk failed: what is on it nobody knows.
         """
-        mark = self._index.mark()  # first: what is committed during the sync belongs to the next one
         try:
+            mark = self._index.mark()  # first: what is committed during the sync belongs to the next one
             os.fdatasync(self._log)
             if mark is not NO_LOG:
                 self._note.write(mark.frames, mark.salts)
@@ -76,11 +78,13 @@ class LogSync:
                 f"the write-ahead log of {self._journal} cannot be synced: {error.strerror or error}; "
                 "look after the disk and start the hub again: what was not acknowledged is handed in again"
             ) from error
-        self.move_along()
+        self._move_along(mark)
 
     def move_along(self) -> None:
-        """Has a checkpoint made, by its own thread, when enough has gathered; does not wait for it."""
-        mark = self._index.mark()
+        """Has a checkpoint made when enough has gathered, without a sync before; does not wait for it."""
+        self._move_along(self._index.mark())
+
+    def _move_along(self, mark: LogMark) -> None:
         if mark.frames - mark.moved >= _CHECKPOINT_FRAMES and self._checkpoint.done():
             self._checkpoint = self._thread.submit(_move, self.connection)
 

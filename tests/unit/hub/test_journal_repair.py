@@ -1,5 +1,6 @@
 """What can be made again of a damaged journal is made again, and the rest is left alone."""
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -279,3 +280,14 @@ class TestCommands:
         repaired = runner.invoke(app, ["journal", "repair", str(run)])
         assert (repaired.exit_code, repaired.output.splitlines()[-1]) == (0, "repaired")
         assert runner.invoke(app, ["journal", "check", str(run)]).exit_code == 0
+
+
+def test_a_log_that_cannot_be_synced_is_named(tmp_path, monkeypatch):
+    def fail(_descriptor):
+        raise OSError(5, "Input/output error")
+
+    store = SqliteStore(tmp_path / "journal.sqlite")
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(StorageError, match=r"log of .*journal\.sqlite cannot be synced: Input/output error"):
+        store.sync()
+    store.close()

@@ -85,6 +85,7 @@ def test_a_commit_during_a_sync_waits_for_the_next_one(syncing, disk):
     disk.released.release()
     syncing.close()
     assert disk.log == ["sync", "a", "sync", "b"]
+    assert syncing.tally.syncs == 2
 
 
 def test_no_more_commits_than_allowed_wait_for_a_sync(syncing, disk):
@@ -107,5 +108,6 @@ def test_after_a_failed_sync_nothing_is_acknowledged_any_more(syncing, disk):
     disk.released.release()
     syncing.close()
     assert disk.log == [("a", disk.error), ("b", disk.error)]
+    assert syncing.tally.syncs == 0
     hand_over(syncing, "read", wrote=False)
     assert "read" not in disk.log

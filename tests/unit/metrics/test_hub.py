@@ -31,6 +31,8 @@ def test_a_scrape_asks_the_running_hub_and_counts_its_whole_history_once():
     first, second = asyncio.run(story())
 
     assert (first["hub_journal_writable",], first["hub_trainer_connected",], first["run_step",]) == (1, 0, 0)
+    assert first["hub_journal_syncs_total",] >= 1
+    assert second["hub_journal_sync_seconds_total",] > first["hub_journal_sync_seconds_total",] > 0
     assert first["hub_events_total", "checkpoint"] == 1003
     assert second["hub_events_total", "checkpoint"] == 1005
     assert first["hub_scale_hint", "no_trainer"] == 1
