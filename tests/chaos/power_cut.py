@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from hetero_rl.hub.stores import log_sync
 from tests.chaos.campaign import Campaign
 from tests.chaos.history import History
 from tests.chaos.trainer_process import Settings
@@ -149,6 +150,8 @@ def main():
     settings = Settings(
         options.steps, groups_per_step=16, group_size=4, max_lag=2, tokens=4, checkpoint_every=2
     )
+    # Short runs write little: cuts shall meet checkpoints and logs that begin again.
+    log_sync.CHECKPOINT_FRAMES, log_sync.LONG_LOG_FRAMES = 40, 120
     run = PowerCuts(directory, options.seed, settings, cuts=options.cuts)
     run.run()
     problems = run.problems()

@@ -21,10 +21,12 @@ from hetero_rl.errors import StorageError
 from hetero_rl.hub.stores.log_index import NO_LOG, LogIndex, LogMark
 from hetero_rl.hub.stores.sync_note import SyncNote
 
-__all__ = ["LogSync"]
+__all__ = ["CHECKPOINT_FRAMES", "LONG_LOG_FRAMES", "LogSync"]
 
-_CHECKPOINT_FRAMES = 2000
-_LONG_LOG_FRAMES = 4 * _CHECKPOINT_FRAMES
+CHECKPOINT_FRAMES = 2000
+"""Frames that the main file lacks when the checkpoint thread begins."""
+LONG_LOG_FRAMES = 4 * CHECKPOINT_FRAMES
+"""Frames of a log of which the writer moves the rest itself."""
 _CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"
 
 
@@ -85,13 +87,13 @@ class LogSync:
         self._move_along(self._index.mark())
 
     def _move_along(self, mark: LogMark) -> None:
-        if mark.frames - mark.moved >= _CHECKPOINT_FRAMES and self._checkpoint.done():
+        if mark.frames - mark.moved >= CHECKPOINT_FRAMES and self._checkpoint.done():
             self._checkpoint = self._thread.submit(_move, self.connection)
 
     def finish_long_log(self, writer: sqlite3.Connection) -> None:
         """Copies the rest of a long log, so that it begins again; for the writing thread, between transactions."""
         mark = self._index.mark()
-        if mark.frames >= _LONG_LOG_FRAMES and mark.moved < mark.frames and self._checkpoint.done():
+        if mark.frames >= LONG_LOG_FRAMES and mark.moved < mark.frames and self._checkpoint.done():
             _move(writer)
 
     def close(self) -> None:

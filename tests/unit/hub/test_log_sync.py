@@ -12,8 +12,8 @@ from hetero_rl.hub.stores.sqlite_store import SqliteStore
 
 @pytest.fixture
 def journal(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_sync, "_CHECKPOINT_FRAMES", 20)
-    monkeypatch.setattr(log_sync, "_LONG_LOG_FRAMES", 200)
+    monkeypatch.setattr(log_sync, "CHECKPOINT_FRAMES", 20)
+    monkeypatch.setattr(log_sync, "LONG_LOG_FRAMES", 200)
     path = tmp_path / "journal.sqlite"
     store = SqliteStore(path)
     yield store, path.with_name("journal.sqlite-shm")
