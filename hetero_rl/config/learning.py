@@ -214,7 +214,7 @@ class WeightsConfig(Section):
     anchor_every: int = Field(16, ge=1)
     """Versions from one full copy to the next, which follows its delta in the background. 1 publishes full copies only."""
     anchor_encoding: Literal["raw", "planes"] = "raw"
-    """How full copies that follow a delta are coded. "planes": about 0.7 of the bytes, for runs all of whose workers decode them."""
+    """How full copies that follow a delta are coded. "planes": about 0.7 of the bytes, and slower than "raw" on lines beyond about 0.5 Gbit/s."""
     blob_store: str | None = None
     """fsspec URL where the hub keeps weight blobs, such as s3://bucket/weights; None is the hub's disk. A run stays with it."""
     probe_sequences: int = Field(4, ge=0)
