@@ -4,8 +4,8 @@
       W workers, each with finished groups waiting ──►  converts, checks against lease and limits, commits, acknowledges
       bare SQLite: one connection, inserts of the same bytes
 
-Both use write-ahead logging with synchronous=FULL on the same disk, so an acknowledged submission survives a power cut. The
-bare side does nothing else: it is the least that a durable acknowledgement can cost.
+Both use write-ahead logging on the same disk and sync before they acknowledge, the bare side within its commit (synchronous=FULL),
+so an acknowledged submission survives a power cut. The bare side does nothing else: it is the least that a durable acknowledgement can cost.
 
 The workers hand in with the worker's own `submit_loop`, which puts what waits into one call. A submission is acknowledged by
 itself and a bare insert is durable by itself, so that is the comparison with a target. Two others tell what is in it: the
