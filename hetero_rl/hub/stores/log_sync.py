@@ -62,7 +62,11 @@ class LogSync:
             self._undo = undo.pop_all()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._checkpoint = self._thread.submit(lambda: None)
-        self.sync()  # what was noted of an earlier log must not be held against this one
+        try:
+            self.sync()  # what was noted of an earlier log must not be held against this one
+        except StorageError:
+            self.close()
+            raise
 
     def sync(self) -> None:
         """Returns when everything that was committed before is on the disk. For one thread at a time.
@@ -73,13 +77,14 @@ class LogSync:
         try:
             mark = self._index.mark()  # first: what is committed during the sync belongs to the next one
             os.fdatasync(self._log)
-            if mark is not NO_LOG:
-                self._note.write(mark.frames, mark.salts)
         except OSError as error:
             raise StorageError(
                 f"the write-ahead log of {self._journal} cannot be synced: {error.strerror or error}; "
                 "look after the disk and start the hub again: what was not acknowledged is handed in again"
             ) from error
+        if mark is not NO_LOG:
+            with suppress(OSError):  # the disk is full: an old note promises less
+                self._note.write(mark.frames, mark.salts)
         self._move_along(mark)
 
     def move_along(self) -> None:
