@@ -292,7 +292,10 @@ def run(directory):
             children[role] = fork(*call, log=directory / f"{role}.log")
             if role == "hub":
                 await_listening(address, children[role], directory / "hub.log")
-        while children["trainer"].poll() is None and time.monotonic() < deadline:
+        # The worker hears at its next call that the run is complete.
+        while (
+            any(children[role].poll() is None for role in ("trainer", "w0")) and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
         codes = {role: child.poll() for role, child in children.items()}
     finally:
