@@ -1,7 +1,7 @@
 """What happened in a chaos run, one JSON line each, and the pure function that judges it.
 
-Every process appends to one file with O_APPEND, so lines are whole and in the order in which they were written, and a process that is
-killed takes nothing with it. Events:
+Every process appends to one file with O_APPEND, so lines are in the order in which they were written, and a process that is killed takes
+nothing with it but, rarely, the end of a long line that it was writing: such a line is passed over. Events:
 
     sent           submissions (their number), fate: "once", "twice", "request lost" or "reply lost"
     acknowledged   worker, epoch, samples {"GROUP/INDEX": digest of its tokens and log-probabilities}
@@ -22,6 +22,10 @@ from pathlib import Path
 __all__ = ["Applied", "History", "judge"]
 
 
+_DEATHS = {"killed": 1, "power cut": 5}
+"""Processes that die with an event, at most."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Applied:
     """One optimizer step of the final state: what the last checkpoint says changed the weights."""
@@ -38,7 +42,8 @@ class History:
         self.path = Path(path)
 
     def note(self, event, **fields):
-        line = json.dumps({"event": event, "at": round(time.monotonic(), 3), **fields}) + "\n"
+        # It begins with the end of a line: the one before may have lost its own.
+        line = "\n" + json.dumps({"event": event, "at": round(time.monotonic(), 3), **fields}) + "\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(descriptor, line.encode())
@@ -53,7 +58,22 @@ class History:
     def read(self):
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        events = [_parsed(line) for line in self.path.read_text().splitlines() if line]
+        whole = [event for event in events if event is not None]
+        deaths = sum(_DEATHS.get(event["event"], 0) for event in whole)
+        if len(events) - len(whole) > deaths + 1:  # one more may be under way
+            raise AssertionError(
+                f"{len(events) - len(whole)} lines of {self.path} are torn, {deaths} processes died"
+            )
+        return whole
+
+
+def _parsed(line):
+    """An event; None for a line that was torn."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
 
 
 def judge(events, applied, *, total_steps, max_lag, samples_per_step):

@@ -72,3 +72,19 @@ def test_a_history_is_read_as_it_was_written(tmp_path):
         {"event": "killed", "role": "hub", "at": 1.5},
         {"event": "taken", "step": 1, "samples": {}, "at": 2.5},
     ]
+
+
+def test_a_line_that_a_killed_process_left_unfinished_is_passed_over(tmp_path):
+    history = History(tmp_path / "history.jsonl")
+    history.note("taken", step=1, samples={}, at=1.5)
+    with history.path.open("a") as file:
+        file.write('\n{"event": "taken", "step": 2, "sam')
+    history.note("killed", role="trainer", at=2.5)
+    assert [event["event"] for event in history.read()] == ["taken", "killed"]
+
+
+def test_more_torn_lines_than_deaths_are_refused(tmp_path):
+    history = History(tmp_path / "history.jsonl")
+    history.path.write_text('{"event"\n{"eve\n')
+    with pytest.raises(AssertionError, match="2 lines of"):
+        history.read()
