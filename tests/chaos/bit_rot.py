@@ -150,7 +150,18 @@ def _is_less(kind, value, found):
 
 
 def judge_case(image, path, kind, suffix, *, verify):
-    """Outcome and problems of a damaged copy of an image, opened by a hub."""
+    """Outcome and problems of a damaged copy of an image, opened by a hub; whoever restarts it must not mend it by that."""
+    outcome, problems = _judge_opening(image, path, kind, suffix, verify=verify)
+    if (
+        verify
+        and outcome == "refused"
+        and _judge_opening(image, path, kind, suffix, verify=True)[0] != "refused"
+    ):
+        problems = [*problems, "it was refused, and the next start found nothing wrong"]
+    return outcome, problems
+
+
+def _judge_opening(image, path, kind, suffix, *, verify):
     try:
         store = SqliteStore(path)
     except HeteroRLError as error:
