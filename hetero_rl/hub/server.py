@@ -1,14 +1,16 @@
 """The hub as a server: what listens, what runs beside it, and how it stops.
 
     event loop                                            threads
-      gRPC server ─► servicers ─► core.run ────────────►  hub-core (handlers, journal)
+      gRPC server ─► servicers ─► core.run ────────────►  hub-core (handlers, journal) ─► hub-sync (the disk, then answers)
+                                                                                           └─► checkpoint (moves the log)
                           └─────► asyncio.to_thread ───►  pool (blob files, large conversions)
       sweepers: every second core.run(sweep) and, while the journal fails, core.run(probe);
                 every minute core.run(unnamed_blobs) ─► pool (their bytes)
       stop event ◄── SIGTERM, SIGINT, end of stdin (when a trainer started this hub)
 
 Stopping, in this order: health says NOT_SERVING and long polls return with what they have; the server takes no new calls
-and lets running ones finish within the grace; the sweeper ends; the core answers what is queued and closes the journal;
+and lets running ones finish within the grace; the sweeper ends; the core answers what is queued, which waits for the last sync, and
+closes the journal, which waits for a checkpoint;
 the address file goes. A call that was not answered was not acknowledged, so its sender repeats it at the next hub.
 """
 
