@@ -1,7 +1,8 @@
-"""What moving weights costs: CPU time per GB of both ends, this hub and Arrow Flight in turns, over loopback.
+"""What moving weights costs: CPU time per GB of both ends, this hub, bare gRPC and Arrow Flight in turns, over loopback.
 
     this process                          processes of their own
       WeightClient.fetch_blob  ◄────────  hub: the blob from its disk, in chunks
+      bare_grpc.fetch_bare     ◄────────  gRPC with nothing around it: the same bytes, in memory
       pyarrow.flight, do_get   ◄────────  Flight server: the same file, mapped, in batches of 1 MiB
 
 Both ends count: user and system time of the server's process and of this one. Nothing is done with the bytes. The blob is
@@ -19,10 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hetero_rl.bench.bare_grpc import fetch_bare, serve_bare
 from hetero_rl.bench.processes import Served, running_hub_process, served
 from hetero_rl.bench.schema import Figure
 from hetero_rl.freed_memory import keep_freed_memory
 from hetero_rl.wire.blocking_clients import TrainingClient
+from hetero_rl.wire.channels import CHUNK_BYTES
 from hetero_rl.wire.clients import WeightClient
 from hetero_rl.wire.messages import (
     BlobReference,
@@ -46,7 +49,7 @@ Contenders = dict[str, tuple[Served, Callable[[], int]]]
 
 
 def bulk_figures(*, quick: bool = False) -> list[Figure]:
-    """CPU seconds per GB over Arrow Flight's, and both of them; without pyarrow only those of the hub."""
+    """CPU seconds per GB over those of Arrow Flight and of bare gRPC; without pyarrow over the latter only."""
     if not quick:  # a quick run may share its process with whoever asked for it
         keep_freed_memory()  # as workers and relays do
     size = _QUICK_BYTES if quick else _BYTES
@@ -57,7 +60,13 @@ def bulk_figures(*, quick: bool = False) -> list[Figure]:
         blob = _write_blob(file, size)
         hub = stack.enter_context(running_hub_process(directory / "run"))
         _upload(hub.address, blob, file)
-        contenders: Contenders = {"hub": (hub, lambda: asyncio.run(_fetch(hub.address, blob.digest)))}
+        bare = stack.enter_context(
+            served(serve_bare, file, directory / "bare", address_file=directory / "bare")
+        )
+        contenders: Contenders = {
+            "hub": (hub, lambda: asyncio.run(_fetch(hub.address, blob.digest))),
+            "grpc": (bare, lambda: asyncio.run(fetch_bare(bare.address, _FETCHES))),
+        }
         if importlib.util.find_spec("pyarrow"):
             address_file = directory / "flight"
             flight = stack.enter_context(served(serve_flight, file, address_file, address_file=address_file))
@@ -69,7 +78,7 @@ def _measure(contenders: Contenders, blob: BlobReference, pairs: int) -> dict[st
     """CPU seconds per GB of each contender, measured in turns."""
     costs: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(pairs + 1):
-        for name in list(contenders) if number % 2 else reversed(contenders):
+        for name in list(contenders) if number % 2 else reversed(list(contenders)):
             cost = _cost(*contenders[name], blob.size)
             if number:  # the first pair warms both up
                 costs[name].append(cost)
@@ -77,19 +86,27 @@ def _measure(contenders: Contenders, blob: BlobReference, pairs: int) -> dict[st
 
 
 def _figures(costs: dict[str, list[float]], blob: BlobReference) -> list[Figure]:
-    found = [_figure("cpu_seconds_per_gb", costs["hub"], "s/GB", "hub and fetching client, loopback")]
+    how = f"a blob of {blob.size:,} bytes fetched {_FETCHES} times in a row over one connection; CPU time of both ends"
+    bare = f"gRPC for Python, messages of {CHUNK_BYTES:,} bytes that lie in memory and that nobody parses"
+    found = [
+        _figure("cpu_per_gb_over_grpc", _ratios(costs, "hub", "grpc"), "ratio", f"{bare}; {how}"),
+        _figure("cpu_seconds_per_gb", costs["hub"], "s/GB", "hub and fetching client, loopback"),
+    ]
     if "flight" not in costs:
         return found
-    ratios = [mine / theirs for mine, theirs in zip(costs["hub"], costs["flight"], strict=True)]
-    baseline = (
-        f"Arrow Flight, mapped file, batches of {_BATCH:,} bytes; a blob of {blob.size:,} bytes fetched {_FETCHES} times in "
-        "a row over one connection; CPU time of both ends"
-    )
+    flight = f"Arrow Flight, mapped file, batches of {_BATCH:,} bytes; {how}"
     return [
-        _figure("cpu_per_gb_over_flight", ratios, "ratio", baseline, target=1.3),
+        _figure("cpu_per_gb_over_flight", _ratios(costs, "hub", "flight"), "ratio", flight, target=1.3),
+        _figure(
+            "grpc_cpu_per_gb_over_flight", _ratios(costs, "grpc", "flight"), "ratio", f"{flight}; {bare}"
+        ),
         *found,
         _figure("flight_cpu_seconds_per_gb", costs["flight"], "s/GB", "Arrow Flight, both ends, loopback"),
     ]
+
+
+def _ratios(costs: dict[str, list[float]], one: str, other: str) -> list[float]:
+    return [mine / theirs for mine, theirs in zip(costs[one], costs[other], strict=True)]
 
 
 def _cost(server: Served, fetch: Callable[[], int], size: int) -> float:
