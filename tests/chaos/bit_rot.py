@@ -8,8 +8,8 @@
                       └──► read: what tools read of it
 
 Each case must come out as one of: identical (nothing that is read differs), refused (an error of ours that names the journal), told
-(rows are missing and the hub says so), earlier (of a power cut's journal whose log was cut: an earlier state, as a whole; where
-commits were not synced, nobody was told of them, and nothing need say that they are gone).
+(rows are missing and the hub says so), earlier (of a power cut's journal: commits that nobody was told of may be gone without a word, and so
+may a log be that is emptied; what is read is an earlier state, as a whole).
 """
 
 import argparse
@@ -109,7 +109,7 @@ DAMAGES = {
     "extend": _extend,
 }
 _WEIGHTS = (8, 3, 3, 2, 3, 2, 1, 1, 1, 0.2, 0.5)
-_CUTS = {"cut", "cut at a page", "cut at a frame", "empty", "zeros", "zero page"}
+_LOG_HEADER_BYTES = 32
 
 
 def verdict(expected, found, told, *, verified=True):
@@ -149,42 +149,40 @@ def _is_less(kind, value, found):
     return found in _ABSENT and kind in {"manifest", "score"}
 
 
-def judge_case(image, path, kind, suffix, *, verify):
+def judge_case(image, path, suffix, emptied, *, verify):
     """Outcome and problems of a damaged copy of an image, opened by a hub; whoever restarts it must not mend it by that."""
-    outcome, problems = _judge_opening(image, path, kind, suffix, verify=verify)
+    outcome, problems = _judge_opening(image, path, suffix, emptied, verify=verify)
     if (
         verify
         and outcome == "refused"
-        and _judge_opening(image, path, kind, suffix, verify=True)[0] != "refused"
+        and _judge_opening(image, path, suffix, emptied, verify=True)[0] != "refused"
     ):
         problems = [*problems, "it was refused, and the next start found nothing wrong"]
     return outcome, problems
 
 
-def _judge_opening(image, path, kind, suffix, *, verify):
+def _judge_opening(image, path, suffix, emptied, *, verify):
     try:
         store = SqliteStore(path)
     except HeteroRLError as error:
         return "refused", _unnamed(error)
     try:
-        return _judge_open(image, store, kind, suffix, verify=verify)
+        return _judge_open(image, store, suffix, emptied, verify=verify)
     except HeteroRLError as error:
         return "refused", _unnamed(error)
     finally:
         _close(store)
 
 
-def _judge_open(image, store, kind, suffix, *, verify):
+def _judge_open(image, store, suffix, emptied, *, verify):
     if verify:
         store.verify(begun=True)
     expected = image.states[-1]
     found, problems = _read_all(store, expected)
     told = bool(store.take_damage())
     outcome, differences = verdict(expected, found, told, verified=verify)
-    may_be_earlier = suffix == "-wal" and (
-        image.unsynced or (image.name == "power" and (told or kind in _CUTS))
-    )
-    if differences and may_be_earlier and _is_earlier(image, found):
+    may_be_earlier = suffix == "-wal" and not image.index
+    if differences and may_be_earlier and _is_earlier(image, found, emptied):
         return "earlier", problems
     return outcome, [*problems, *differences, *_accepted_again(image, store)]
 
@@ -205,11 +203,11 @@ def _unnamed(error):
     )
 
 
-def _is_earlier(image, found):
-    """Whether what is read is what the journal said at an earlier commit."""
+def _is_earlier(image, found, emptied):
+    """Whether what is read is what the journal said at an earlier commit that it may have gone back to."""
     return any(
         all(found[key] == state[key] if key in state else found[key] in _ABSENT for key in found)
-        for state in image.states
+        for state in image.states[0 if emptied else image.acknowledged :]
     )
 
 
@@ -295,6 +293,7 @@ def rot(directory, seed, *, cases=None, seconds=None):
         suffix = file.name.removeprefix(JOURNAL)
         data = bytearray(file.read_bytes())
         DAMAGES[kind](draw, data)
+        emptied = len(data) <= _LOG_HEADER_BYTES
         for mode in ("started", "running", "read"):
             place = directory / "case"
             shutil.rmtree(place, ignore_errors=True)
@@ -303,7 +302,7 @@ def rot(directory, seed, *, cases=None, seconds=None):
             if mode == "read":
                 outcome, found = "read", read_by_tools(image, path)
             else:
-                outcome, found = judge_case(image, path, kind, suffix, verify=mode == "started")
+                outcome, found = judge_case(image, path, suffix, emptied, verify=mode == "started")
             counts[mode, suffix or "main file", kind, outcome] += 1
             problems += [
                 {

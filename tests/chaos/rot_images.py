@@ -70,8 +70,10 @@ class Image:
     directory: object
     states: tuple
     """What the journal said after each commit that its log may be cut back to; the last one is what it says."""
-    unsynced: bool
-    """Whether only the first of `states` was acknowledged: the machine lost its power before the others were synced."""
+    acknowledged: int
+    """Which of `states` was acknowledged last: the machine lost its power before the later ones were synced."""
+    index: bool
+    """Whether the index of the log is there, which goes with the power."""
     submissions: tuple
     """Every submission that was acknowledged."""
 
@@ -180,11 +182,11 @@ def make_images(directory, draw):
         _image("killed", scribe, directory, since),
         _image("power", scribe, directory, since, index=False),
     ]
-    acknowledged = len(scribe.states) - 1
+    acknowledged = len(scribe.states) - 1 - since
     scribe.syncs = False
     scribe.publish(3)
     scribe.publish(4)
-    images.append(_image("unsynced", scribe, directory, acknowledged, index=False, unsynced=True))
+    images.append(_image("unsynced", scribe, directory, since, acknowledged, index=False))
     scribe.syncs = True
     _move_log(scribe, "RESTART")
     since = len(scribe.states) - 1
@@ -201,14 +203,15 @@ def _move_log(scribe, mode):
     assert not busy
 
 
-def _image(name, scribe, directory, since, *, index=True, unsynced=False):
+def _image(name, scribe, directory, since, acknowledged=-1, *, index=True):
     target = directory / name.replace(" ", "_")
     target.mkdir()
     for suffix in _SUFFIXES:
         file = directory / "site" / (JOURNAL + suffix)
         if file.exists() and (index or suffix != _INDEX):
             shutil.copyfile(file, target / file.name)
-    return Image(name, target, tuple(scribe.states[since:]), unsynced, tuple(scribe.submissions))
+    states = tuple(scribe.states[since:])
+    return Image(name, target, states, acknowledged % len(states), index, tuple(scribe.submissions))
 
 
 _READS = {

@@ -71,10 +71,12 @@ def _evidence(journal: Path, log: Path, index: Path) -> LogEvidence:
 
 
 def _loss_of_all(mark: LogMark, note: tuple[bytes, int] | None, *, gone: bool) -> str:
-    """What is wrong with an empty log, or with none: whoever closes a journal last removes it, and leaves the note."""
-    salts, synced = (mark.salts, mark.frames) if note is None else note
-    known = mark.salts == salts and mark.frames > 0
-    if not synced or (known and mark.moved >= mark.frames) or (gone and not known):
+    """What is wrong with an empty log, or with none.
+
+    Whoever closes a journal last removes its log, and whoever then only reads it leaves an empty one: a note alone proves nothing.
+    """
+    synced = mark.frames if note is None else note[1] if note[0] == mark.salts else 0
+    if not synced or mark.moved >= mark.frames:
         return ""
     return f"it is {'gone' if gone else 'empty'}, and {synced} pages of it counted"
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hetero_rl.cli.main import app
 from hetero_rl.errors import DamagedJournalError, StorageError
+from hetero_rl.hub.journal_reader import JournalReader
 from hetero_rl.hub.journal_repair import repair_journal
 from hetero_rl.hub.lock import RunLock
 from hetero_rl.hub.stores.log_check import log_evidence, log_problem
@@ -217,11 +218,19 @@ class TestLog:
         (killed / "journal.sqlite-synced").write_bytes(note)
         assert log_evidence(killed / "journal.sqlite").synced == 0
 
-    def test_an_emptied_log_is_told_also_after_a_power_cut(self, killed, opened):
-        (killed / "journal.sqlite-shm").unlink()
+    def test_an_emptied_log_is_told(self, killed, opened):
         (killed / "journal.sqlite-wal").write_bytes(b"")
         with pytest.raises(DamagedJournalError, match="it is empty"):
             opened()
+
+    def test_the_empty_log_of_whoever_read_an_ended_journal_is_no_loss(self, run, leave, opened):
+        store = SqliteStore(run / "hub" / "journal.sqlite")
+        store.sync()
+        store.close()
+        with JournalReader(run / "hub" / "journal.sqlite") as reader:
+            list(reader.samples(limit=1))
+        assert (run / "hub" / "journal.sqlite-wal").read_bytes() == b""
+        opened()
 
     def test_a_note_of_an_earlier_log_is_not_held_against_a_new_one(self, leave):
         directory = leave(0, 0)
