@@ -25,8 +25,7 @@ def test_the_sample_has_the_stated_mean_length_and_mismatch():
     assert abs(float(log_ratios.std()) - 0.05) < 0.005
 
 
+@pytest.mark.skipif(not can_measure(), reason="needs Linux to measure peak memory")
 def test_the_peak_of_a_work_is_about_what_it_allocates():
-    if not can_measure():
-        return
-    size = 32 * 2**20
-    assert size - 2**20 <= peak_growth(lambda: b"x" * size) < 2 * size
+    size = 256 * 2**20  # large beside what threads of other tests may free meanwhile
+    assert 0.9 * size <= peak_growth(lambda: b"x" * size) < 1.5 * size
