@@ -2,7 +2,7 @@
 
 A change is a signed number of representable values on the ordered view of the bits, where -0 and +0, infinities and
 every NaN are values like others. Where and how far elements change is entropy coded given the exponent that both sides
-hold (`hetero_rl.weights.kernels`), under statistics that both sides gather from the tensors before.
+hold (`hetero_rl.weights.pieces`), under statistics that both sides gather from the tensors before.
 
 Coded tensor, little-endian: nothing when nothing changed; else one byte that says how:
 
@@ -14,24 +14,22 @@ Coded tensor, little-endian: nothing when nothing changed; else one byte that sa
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero_rl.errors import DamagedError
-from hetero_rl.weights import comparison, kernels
+from hetero_rl.weights import comparison, decoders, pieces, sender
+from hetero_rl.weights.learned import LAYOUTS, Bits, Layout, Learned
 from hetero_rl.wire.messages import DataType
 
 __all__ = [
     "GROUP_ELEMENTS",
     "Changes",
     "DeltaCoder",
-    "Layout",
     "bits_of",
     "compare_bits",
     "compile_decoder",
-    "layout_of",
 ]
 
 GROUP_ELEMENTS = 2**26
@@ -49,24 +47,6 @@ _COMPARED_ELEMENTS = 2**18
 _CHANGES_PER_LANE = 512
 """A lane costs about four bytes, so few changes share few lanes."""
 
-Bits = NDArray[np.unsignedinteger[Any]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the exponent of a floating point type lies, and the bit of its sign."""
-
-    exponent_shift: int
-    exponent_bits: int
-    sign: int
-
-
-_LAYOUTS = {
-    DataType.BFLOAT16: Layout(7, 8, 1 << 15),
-    DataType.FLOAT16: Layout(10, 5, 1 << 15),
-    DataType.FLOAT32: Layout(23, 8, 1 << 31),
-}
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Changes:
@@ -74,11 +54,6 @@ class Changes:
 
     positions: NDArray[np.int64]
     bits: Bits
-
-
-def layout_of(data_type: DataType) -> Layout | None:
-    """The layout of a type that is coded as steps; None for others, which are sent whole."""
-    return _LAYOUTS.get(data_type)
 
 
 def bits_of(data_type: DataType, data: memoryview) -> Bits:
@@ -104,51 +79,15 @@ def compare_bits(old: Bits, new: Bits) -> Changes:
 
 def compile_decoder(data_type: DataType) -> None:
     """Compiles what decoding a type takes, which is seconds the first time in an installation; types that are sent whole need none."""
-    if data_type not in _LAYOUTS:
-        return
-    layout, words = _LAYOUTS[data_type], np.zeros(2 + kernels.WORDS_AHEAD, np.uint32)
-    bits = bits_of(data_type, memoryview(bytearray(64 * data_type.item_size)))
-    kernels.decode(bits, words, 1, layout.exponent_shift, layout.sign, *_Statistics(layout).arrays())
-
-
-class _Statistics:
-    """What one end has learnt of one data type; both ends learn the same."""
-
-    def __init__(self, layout: Layout) -> None:
-        contexts = 1 << layout.exponent_bits
-        self.hazards = np.full(2 * contexts, 10_000, np.int32)  # about 1 % until the first piece is known
-        self.far = np.full(contexts, 1 << 14, np.int32)  # a quarter of the slots
-        self.seen = np.full(contexts, 4 * 256, np.int64)
-        self.changed = np.full(contexts, 10, np.int64)
-        self.farther = np.full(contexts, 2, np.int64)
-        self.odds = np.full(contexts * kernels.STEP_ODDS, kernels.EVEN_ODDS, np.int32)
-        self.pieces = np.zeros(1, np.int64)
-        self.counts = np.zeros(contexts, np.int64)
-        self.hits = np.zeros(kernels.MOST_LANES * contexts, np.int64)
-        self.sums = np.zeros(kernels.PIECE_ROOM, np.uint32)
-        self.table = np.zeros(kernels.LANE_TABLE, np.int64)
-        self.distances = np.zeros(kernels.MOST_DISTANCES, np.int64)
-        self._symbols = np.empty(0, np.int64)
-
-    def symbols(self, count: int) -> NDArray[np.int64]:
-        """Room for symbols, the same memory each time: what is fresh costs more than what is written there."""
-        if self._symbols.size < count:
-            self._symbols = np.empty(count, np.int64)
-        return self._symbols[:count]
-
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        """In the order that the kernels take."""
-        return (
-            self.hazards, self.far, self.seen, self.changed, self.farther, self.odds, self.pieces, self.counts,
-            self.hits, self.sums, self.table, self.distances,
-        )  # fmt: skip
+    if data_type in LAYOUTS:
+        decoders.fastest(data_type)
 
 
 class DeltaCoder:
     """One end of a delta. Both ends give it the tensors of a version in the same order, changed or not."""
 
     def __init__(self) -> None:
-        self._statistics: dict[DataType, _Statistics] = {}
+        self._statistics: dict[DataType, Learned] = {}
         self._elements = 0
 
     def encode(self, data_type: DataType, old: Bits, changes: Changes) -> bytes:
@@ -162,7 +101,7 @@ class DeltaCoder:
         self._count(old.size)
         if not changes.positions.size:
             return b""
-        if data_type in _LAYOUTS:
+        if data_type in LAYOUTS:
             coded = self._encode_steps(data_type, old, changes)
             if coded is not None:
                 return coded
@@ -216,10 +155,11 @@ class DeltaCoder:
             self._statistics.pop(coded.data_type, None)
             bits[:] = bits_of(coded.data_type, coded.raw())
         elif how == _STEPS:
-            layout, statistics = _LAYOUTS[coded.data_type], self._statistics_of(coded.data_type)
+            layout, statistics = LAYOUTS[coded.data_type], self._statistics_of(coded.data_type)
             for segment in order(coded.segments()):
                 if segment.words.size:
-                    kernels.decode(
+                    decode = decoders.fastest(coded.data_type)
+                    decode(
                         bits[segment.start : segment.start + SEGMENT_ELEMENTS], segment.words, segment.lanes,
                         layout.exponent_shift, layout.sign, *statistics.arrays(),
                     )  # fmt: skip
@@ -229,7 +169,7 @@ class DeltaCoder:
 
     def _encode_steps(self, data_type: DataType, old: Bits, changes: Changes) -> bytes | None:
         """The coded segments; None when they would be no shorter than the new bytes."""
-        layout, statistics = _LAYOUTS[data_type], self._statistics_of(data_type)
+        layout, statistics = LAYOUTS[data_type], self._statistics_of(data_type)
         starts = range(0, old.size, SEGMENT_ELEMENTS)
         bounds = np.searchsorted(changes.positions, [*starts, old.size])
         parts, left = [_STEPS], old.nbytes
@@ -246,9 +186,9 @@ class DeltaCoder:
             parts.append(coded or bytes(_HEADER_BYTES))
         return b"".join(parts)
 
-    def _statistics_of(self, data_type: DataType) -> _Statistics:
+    def _statistics_of(self, data_type: DataType) -> Learned:
         if data_type not in self._statistics:
-            self._statistics[data_type] = _Statistics(_LAYOUTS[data_type])
+            self._statistics[data_type] = Learned(LAYOUTS[data_type])
         return self._statistics[data_type]
 
     def _count(self, elements: int) -> None:
@@ -259,17 +199,17 @@ class DeltaCoder:
 
 
 def _encode_segment(
-    layout: Layout, statistics: _Statistics, old: Bits, index: NDArray[np.int64], new: Bits, limit: int
+    layout: Layout, statistics: Learned, old: Bits, index: NDArray[np.int64], new: Bits, limit: int
 ) -> bytes:
     """A segment with its header; longer than `limit` when there is no room for it."""
-    log_lanes = min(int(index.size) // _CHANGES_PER_LANE or 1, kernels.MOST_LANES).bit_length() - 1
+    log_lanes = min(int(index.size) // _CHANGES_PER_LANE or 1, pieces.MOST_LANES).bit_length() - 1
     lanes = 1 << log_lanes
-    symbols = statistics.symbols(kernels.SYMBOLS_PER_CHANGE * (index.size + lanes) + old.size // 8 + 1024)
-    noted = kernels.note(
+    symbols = statistics.symbols(pieces.SYMBOLS_PER_CHANGE * (index.size + lanes) + old.size // 8 + 1024)
+    noted = sender.note(
         old, index, new, symbols, lanes, layout.exponent_shift, layout.sign, *statistics.arrays()
     )
     words = np.empty(min(noted + 2 * lanes, limit // 4) + 2, np.uint32)
-    start = kernels.write(symbols[:noted], lanes, statistics.table, words) if noted >= 0 else -1
+    start = sender.write(symbols[:noted], lanes, statistics.table, words) if noted >= 0 else -1
     if start < 0:
         return bytes(limit + 1)
     coded = words[start:]
@@ -308,7 +248,7 @@ class _Coded:
             return b""
         how = bytes(self.read(0, 1))
         raw = how == _RAW and self.size == 1 + self.elements * self.data_type.item_size
-        if not raw and (how != _STEPS or not self.elements or self.data_type not in _LAYOUTS):
+        if not raw and (how != _STEPS or not self.elements or self.data_type not in LAYOUTS):
             raise self._damaged(how)
         return how
 
@@ -328,9 +268,9 @@ class _Coded:
             if not header:
                 yield _Segment(start, _NO_WORDS, lanes)
                 continue
-            if lanes > kernels.MOST_LANES or size < 2 * lanes or self.size < position + 4 * size:
+            if lanes > pieces.MOST_LANES or size < 2 * lanes or self.size < position + 4 * size:
                 raise self._damaged(_STEPS)
-            words = np.zeros(size + kernels.WORDS_AHEAD, np.uint32)
+            words = np.zeros(size + pieces.WORDS_AHEAD, np.uint32)
             words[:size] = np.frombuffer(self.read(position, 4 * size), "<u4")
             yield _Segment(start, words, lanes)
             position += 4 * size

@@ -9,7 +9,8 @@ within it, and n_e comes from every sixteenth element, so that the tally costs a
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero_rl.weights.delta import Bits, Changes, layout_of
+from hetero_rl.weights.delta import Changes
+from hetero_rl.weights.learned import Bits, layout_of
 from hetero_rl.wire.messages import DataType
 
 __all__ = ["FloorTally"]

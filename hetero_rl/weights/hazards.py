@@ -12,7 +12,10 @@ import numpy as np
 
 from hetero_rl.weights.survival import FINE_BITS, HAZARD_BITS, LOG_BITS, PROBABILITY_BITS, tables
 
-__all__ = ["EVEN_ODDS", "hazard_before", "inlined", "learn", "nats", "survival"]
+__all__ = [
+    "EVEN_ODDS", "FALL_MASK", "FINE_MASK", "LINE_FALLS", "LINE_STARTS", "RANGE_BITS", "SURVIVAL_COARSE", "SURVIVAL_FINE",
+    "hazard_before", "inlined", "learn", "nats", "survival",
+]  # fmt: skip
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -25,17 +28,18 @@ def inlined(function: _Function) -> _Function:
 
 U = np.uint64
 _COARSE, _FINE, _LOGS = tables()
-_SURVIVAL_COARSE = _COARSE.astype(np.int32)
-_SURVIVAL_FINE = _FINE.astype(np.int32)
+SURVIVAL_COARSE = _COARSE.astype(np.int32)
+SURVIVAL_FINE = _FINE.astype(np.int32)
 _LN2 = int(_LOGS[-1])
-_FINE_MASK = (1 << FINE_BITS) - 1
+FINE_MASK = (1 << FINE_BITS) - 1
 _LOG_SHIFT = 31 - LOG_BITS
 # For 1024 ranges of slots a line below the hazard that survives with so many: the tangent in the middle of the range. It
 # says where an exact search starts, so it need not be the same everywhere.
 _MIDDLES = np.arange(1024) + 0.5
-_LINE_STARTS = ((-np.log(_MIDDLES / 1024) + 0.5 / _MIDDLES) * (1 << HAZARD_BITS)).astype(np.int32) - 16
-_LINE_FALLS = (1 / _MIDDLES * (1 << HAZARD_BITS)).astype(np.int32)
-_RANGE_BITS = PROBABILITY_BITS - 10
+LINE_STARTS = ((-np.log(_MIDDLES / 1024) + 0.5 / _MIDDLES) * (1 << HAZARD_BITS)).astype(np.int32) - 16
+LINE_FALLS = (1 / _MIDDLES * (1 << HAZARD_BITS)).astype(np.int32)
+RANGE_BITS = PROBABILITY_BITS - 10
+FALL_MASK = (1 << RANGE_BITS) - 1
 
 # Odds of a bit: probability of 0 in the upper bits, number of visits in the low byte.
 EVEN_ODDS = 32768 << 8
@@ -45,8 +49,8 @@ _RATES = np.array([int(65536 / (visits + 1.6)) for visits in range(256)], np.int
 
 @inlined
 def survival(hazard):
-    coarse = np.int64(_SURVIVAL_COARSE[U(hazard >> FINE_BITS)])
-    return (coarse * np.int64(_SURVIVAL_FINE[U(hazard & _FINE_MASK)])) >> PROBABILITY_BITS
+    coarse = np.int64(SURVIVAL_COARSE[U(hazard >> FINE_BITS)])
+    return (coarse * np.int64(SURVIVAL_FINE[U(hazard & FINE_MASK)])) >> PROBABILITY_BITS
 
 
 @inlined
@@ -69,9 +73,9 @@ def nats(numerator, denominator):
 @inlined
 def hazard_before(slot):
     """A hazard that is surely not above the smallest one whose survival is at most `slot`."""
-    part = slot >> _RANGE_BITS
-    fall = np.int64(_LINE_FALLS[U(part)]) * (slot & ((1 << _RANGE_BITS) - 1))
-    return np.int64(_LINE_STARTS[U(part)]) - (fall >> _RANGE_BITS)
+    part = slot >> RANGE_BITS
+    fall = np.int64(LINE_FALLS[U(part)]) * (slot & FALL_MASK)
+    return np.int64(LINE_STARTS[U(part)]) - (fall >> RANGE_BITS)
 
 
 @inlined

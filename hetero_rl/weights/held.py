@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from hetero_rl.errors import DamagedError
 from hetero_rl.failpoints import reach
 from hetero_rl.weights.arrival import BlobSource, FileSource, Verifier
-from hetero_rl.weights.delta import Bits, DeltaCoder, bits_of
+from hetero_rl.weights.delta import DeltaCoder, bits_of
 from hetero_rl.weights.full import StagedVersion
+from hetero_rl.weights.learned import Bits
 from hetero_rl.weights.manifest import check_follows, check_manifest
 from hetero_rl.weights.seconds import StageSeconds
 from hetero_rl.weights.tensors import (

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero_rl.errors import DamagedError
-from hetero_rl.weights.delta import Bits, bits_of
+from hetero_rl.weights.delta import bits_of
 from hetero_rl.weights.digests import digest_of_bytes
 from hetero_rl.weights.held import HeldWeights
+from hetero_rl.weights.learned import Bits
 from hetero_rl.wire.messages import WeightManifest
 
 __all__ = ["ChangeLog", "Rewound"]

@@ -1,8 +1,4 @@
-"""A few instructions on vectors that numba has no name for, in LLVM's terms, for any processor. Needs numba.
-
-Each is emitted into the loop that calls it, and LLVM picks the widest vectors that the processor has. numba's cache notices a change
-of a kernel's own file only: after a change here, `kernels` and `comparison` must be touched as well.
-"""
+"""A few instructions on vectors that numba has no name for, in LLVM's terms, for any processor. Needs numba. See `emitting`."""
 
 from typing import Any
 
@@ -11,37 +7,30 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["COUNTED", "FLAGGED", "count_below", "flags_of_changes", "lowest_bit"]
+from hetero_rl.weights.emitting import SHORT, WORD, address, call, gather, load, same, shifted, store
+
+__all__ = [
+    "COUNTED",
+    "FLAGGED",
+    "below",
+    "count_below",
+    "fetch",
+    "flags_of_changes",
+    "lowest_bit",
+    "sum_hazards",
+]
 
 COUNTED = 16
 """Entries that `count_below` looks at."""
 FLAGGED = 64
 """Elements that `flags_of_changes` looks at."""
-_WORD = ir.IntType(64)
 
 
-def _load(context: Any, builder: Any, kind: Any, array: Any, start: Any, count: int) -> Any:
-    """`count` elements of a contiguous array from an index that is in bounds, wherever in memory they lie."""
-    element = context.get_data_type(kind.dtype)
-    data = context.make_array(kind)(context, builder, array).data
-    place = builder.bitcast(builder.gep(data, [start]), ir.VectorType(element, count).as_pointer())
-    return builder.load(place, align=element.width // 8)
-
-
-def _same(builder: Any, value: Any, count: int) -> Any:
-    """A vector of one value."""
-    empty = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
-    first = builder.insert_element(empty, value, ir.Constant(ir.IntType(32), 0))
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
-    return builder.shuffle_vector(first, empty, mask)
-
-
-def _call(builder: Any, name: str, *arguments: Any) -> Any:
-    """LLVM's own function on integers of 64 or fewer bits."""
-    kind = arguments[0].type
-    declared = ir.FunctionType(kind, [argument.type for argument in arguments])
-    function = cgutils.get_or_insert_function(builder.module, declared, f"{name}.i{kind.width}")
-    return builder.call(function, arguments)
+def below(builder: Any, place: Any, base: Any, bound: Any) -> Any:
+    """A bit for each of the `COUNTED` entries from a place: whether it is less than a bound above a base, modulo 2^32."""
+    low, limit = (same(builder, builder.trunc(number, SHORT), COUNTED) for number in (base, bound))
+    above = builder.sub(load(builder, place, COUNTED), low)
+    return builder.bitcast(builder.icmp_unsigned("<", above, limit), ir.IntType(COUNTED))
 
 
 @intrinsic
@@ -49,15 +38,55 @@ def count_below(_context, array, _start, _base, _bound):
     """How many of the `COUNTED` entries of a uint32 array from a start are less than a bound above a base, modulo 2^32."""
 
     def emit(context, builder, signature, arguments):
-        values, at, low, limit = arguments
-        found = _load(context, builder, signature.args[0], values, at, COUNTED)
-        low, limit = (builder.trunc(number, ir.IntType(32)) for number in (low, limit))
-        above = builder.sub(found, _same(builder, low, COUNTED))
-        below = builder.icmp_unsigned("<", above, _same(builder, limit, COUNTED))
-        flags = builder.bitcast(below, ir.IntType(COUNTED))
-        return builder.zext(_call(builder, "llvm.ctpop", flags), _WORD)
+        values, start, base, bound = arguments
+        flags = below(builder, address(context, builder, signature.args[0], values, start), base, bound)
+        return builder.zext(call(builder, "llvm.ctpop", flags), WORD)
 
     return types.int64(array, types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
+def sum_hazards(_context, sums, _at, _total, hazards, bits, _start, _shift):
+    """Writes the running sum before each of the `COUNTED` elements from a start to `sums`; returns the sum after them.
+
+    It begins with a total; each element adds the hazard at its bits without the lowest ones.
+    """
+
+    def emit(context, builder, signature, arguments):
+        into, at, total, table, old, start, shift = arguments
+        found = load(builder, address(context, builder, signature.args[4], old, start), COUNTED)
+        if found.type.element.width < SHORT.width:
+            found = builder.zext(found, ir.VectorType(SHORT, COUNTED))
+        index = builder.lshr(found, same(builder, builder.trunc(shift, SHORT), COUNTED))
+        first = address(context, builder, signature.args[3], table, ir.Constant(WORD, 0))
+        passed = gather(builder, first, index)
+        for by in (1, 2, 4, 8):
+            passed = builder.add(passed, shifted(builder, passed, by))
+        before = same(builder, builder.trunc(total, SHORT), COUNTED)
+        before = builder.add(before, shifted(builder, passed, 1))
+        store(builder, address(context, builder, signature.args[0], into, at), before)
+        last = builder.extract_element(passed, ir.Constant(SHORT, COUNTED - 1))
+        return builder.add(total, builder.zext(last, WORD))
+
+    kinds = (sums, types.int64, types.int64, hazards, bits, types.int64, types.int64)
+    return types.int64(*kinds), emit
+
+
+@intrinsic
+def fetch(_context, array, _start):
+    """Asks for the memory of an element before it is needed; one beyond the end does no harm."""
+
+    def emit(context, builder, signature, arguments):
+        place = address(context, builder, signature.args[0], *arguments)
+        numbers = [
+            ir.Constant(SHORT, number) for number in (0, 3, 1)
+        ]  # to read, and to keep in each cache: data
+        kind = ir.FunctionType(ir.VoidType(), [place.type, SHORT, SHORT, SHORT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [place, *numbers])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), emit
 
 
 @intrinsic
@@ -67,10 +96,10 @@ def flags_of_changes(_context, old, new, _start):
     def emit(context, builder, signature, arguments):
         left, right, at = arguments
         values = [
-            _load(context, builder, kind, array, at, FLAGGED)
+            load(builder, address(context, builder, kind, array, at), FLAGGED)
             for kind, array in zip(signature.args, (left, right), strict=False)
         ]
-        return builder.bitcast(builder.icmp_unsigned("!=", *values), _WORD)
+        return builder.bitcast(builder.icmp_unsigned("!=", *values), WORD)
 
     return types.int64(old, new, types.int64), emit
 
@@ -80,6 +109,6 @@ def lowest_bit(_context, _flags):
     """The place of the lowest bit that is set; of 0, 64."""
 
     def emit(_target, builder, _signature, arguments):
-        return _call(builder, "llvm.cttz", arguments[0], ir.Constant(ir.IntType(1), 0))
+        return call(builder, "llvm.cttz", arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.int64), emit

@@ -20,12 +20,12 @@ os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="fuzz-kernels-")
 import atheris
 
 # What numba compiles takes no instrumentation; it is imported before.
-from hetero_rl.weights import comparison, kernels, vectors
+from hetero_rl.weights import comparison, receiver, sender, wide_receiver
 
 with atheris.instrument_imports(include=["hetero_rl"]):
     from tests.fuzz import targets
 
-__all__ = ["comparison", "kernels", "vectors"]
+__all__ = ["comparison", "receiver", "sender", "wide_receiver"]
 
 _LONGEST_INPUT = 4096
 
