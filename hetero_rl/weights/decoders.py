@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import llvmlite.binding
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero_rl.weights import pieces, receiver, wide_receiver
-from hetero_rl.weights.learned import LAYOUTS, Learned
+from hetero_rl.weights.learned import LAYOUTS, Bits, Layout, Learned
 from hetero_rl.wire.messages import DataType
 
 __all__ = ["Decode", "fastest"]
@@ -37,18 +38,22 @@ def _takes_entries_for_whole_vectors() -> bool:
 
 def _least_seconds(decode: Decode, data_type: DataType) -> float:
     """The least time of a few tries; the first one compiles and does not count."""
-    tries = [_seconds(decode, data_type) for _ in range(1 + _TRIES)]
+    bits, words = _sample(LAYOUTS[data_type], data_type.item_size)
+    tries = [_seconds(decode, LAYOUTS[data_type], bits.copy(), words) for _ in range(1 + _TRIES)]
     return min(tries[1:])
 
 
-def _seconds(decode: Decode, data_type: DataType) -> float:
-    layout, learned = LAYOUTS[data_type], Learned(LAYOUTS[data_type])
+def _sample(layout: Layout, item_size: int) -> tuple[Bits, NDArray[np.uint32]]:
+    """Elements with about the exponents of trained weights. There, words at random say what words of an update say."""
     random = np.random.default_rng(0)
-    # Where exponents are about those of trained weights, words at random say what words of an update say.
     weights = random.normal(0, 0.02, _TRIED_ELEMENTS).astype(np.float32).view(np.uint32)
     exponents = (weights >> 23) & ((1 << layout.exponent_bits) - 1)
-    bits = (exponents << layout.exponent_shift).astype(f"u{data_type.item_size}")
-    words = random.integers(0, 2**32, _TRIED_ELEMENTS, np.uint32)
+    bits = (exponents << layout.exponent_shift).astype(f"u{item_size}")
+    return bits, random.integers(0, 2**32, _TRIED_ELEMENTS, np.uint32)
+
+
+def _seconds(decode: Decode, layout: Layout, bits: Bits, words: NDArray[np.uint32]) -> float:
+    arguments = layout.exponent_shift, layout.sign, *Learned(layout).arrays()
     before = time.perf_counter()
-    decode(bits, words, pieces.MOST_LANES, layout.exponent_shift, layout.sign, *learned.arrays())
+    decode(bits, words, pieces.MOST_LANES, *arguments)
     return time.perf_counter() - before
